@@ -1,0 +1,242 @@
+"""The command `keras-aiayn VERB`: options in, one call of the package, errors as one line.
+
+Nothing here computes. Modules are imported by the verb that needs them, so that `--help` and
+usage errors answer at once.
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Attention Is All You Need: train a Transformer on your own sentences, and translate.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+# Training needs TensorFlow beside any backend, so another one was installed on purpose.
+BACKENDS = ("jax", "torch", "tensorflow")
+
+Backend = Annotated[
+    str | None, typer.Option(help="tensorflow, jax or torch; KERAS_BACKEND by default.")
+]
+Corpus = Annotated[Path, typer.Option("--data", help="A folder made by `prepare`.")]
+Model = Annotated[Path, typer.Argument(help="A .keras file.", metavar="MODEL")]
+Output = Annotated[Path, typer.Option(help="Where to write.")]
+
+
+def main() -> None:
+    """Runs the command. Errors are one line on standard error, and exit status 2."""
+    try:
+        app(prog_name="keras-aiayn")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except (ValueError, OSError, ImportError, MemoryError) as error:
+        if os.environ.get("KERAS_AIAYN_TRACEBACK"):
+            raise
+        _say(f"error: {' '.join(str(error).split()) or type(error).__name__}")
+        sys.exit(2)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"keras-aiayn {version('keras-aiayn')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def prepare(
+    train_source: Annotated[list[Path], typer.Option(help="Sentences, one a line; repeatable.")],
+    train_target: Annotated[list[Path], typer.Option(help="Their translations, line by line.")],
+    output: Output,
+    valid_source: Annotated[Path | None, typer.Option(help="Held-out sentences.")] = None,
+    valid_target: Annotated[Path | None, typer.Option(help="Their translations.")] = None,
+    vocabulary_size: Annotated[int, typer.Option(help="Subwords of both languages.")] = 8_000,
+    tokenizer: Annotated[str, typer.Option(help="sentencepiece, wordpiece or bytes.")] = (
+        "sentencepiece"
+    ),
+    tokenizer_from: Annotated[
+        Path | None,
+        typer.Option(help="Take subwords from a .keras, a prepared folder or an spm .model."),
+    ] = None,
+    separate_vocabularies: Annotated[
+        bool, typer.Option("--separate-vocabularies", help="One vocabulary for each language.")
+    ] = False,
+    max_length: Annotated[int, typer.Option(help="Drop longer pairs; subwords, EOS counted.")] = (
+        256
+    ),
+    max_length_ratio: Annotated[float, typer.Option(help="Drop more uneven pairs.")] = 9.0,
+    backend: Backend = None,
+) -> None:
+    """Check, clean and tokenise sentences into a folder to train from."""
+    _choose_backend(backend, quiet=True)
+    from keras_aiayn.data import prepared
+
+    prepared.write(
+        train_source,
+        train_target,
+        valid_source,
+        valid_target,
+        output,
+        vocabulary_size=vocabulary_size,
+        tokenizer=tokenizer,
+        tokenizer_from=tokenizer_from,
+        separate_vocabularies=separate_vocabularies,
+        max_length=max_length,
+        max_length_ratio=max_length_ratio,
+        progress=_say,
+    )
+    _say(f"prepared: {output}")
+
+
+@app.command()
+def train(
+    data: Corpus,
+    output: Annotated[Path, typer.Option(help="The run's folder.")],
+    config: Annotated[str, typer.Option(help="tiny, small, base, big or a row of Table 3.")] = (
+        "base"
+    ),
+    steps: Annotated[int | None, typer.Option(help="Updates; the configuration's by default.")] = (
+        None
+    ),
+    tokens_per_batch: Annotated[
+        int | None, typer.Option(help="Rows times the longer padded side, per update.")
+    ] = None,
+    set_: Annotated[
+        list[str], typer.Option("--set", metavar="NAME=VALUE", help="Any other setting.")
+    ] = [],  # noqa: B006 (Typer copies it)
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = (
+        False
+    ),
+    init: Annotated[Path | None, typer.Option(help="A .keras whose weights to start from.")] = None,
+    average: Annotated[
+        int, typer.Option(help="The result is the mean of so many last checkpoints.")
+    ] = 1,
+    backend: Backend = None,
+) -> None:
+    """Train a model: OUTPUT/model.keras translates."""
+    _choose_backend(backend)
+    from keras_aiayn.data import prepared
+    from keras_aiayn.training import train as training
+
+    settings = list(set_)
+    settings += [] if steps is None else [f"steps={steps}"]
+    settings += [] if tokens_per_batch is None else [f"tokens_per_batch={tokens_per_batch}"]
+    corpus = prepared.open(data)
+    configs = training.configure(corpus, config, settings)
+    training.run(corpus, output, configs, resume=resume, init=init, average=average)
+    _say(f"trained: {output / 'model.keras'}")
+
+
+@app.command()
+def translate(
+    model: Model,
+    input_: Annotated[
+        str, typer.Option("--input", help="A file of sentences, - for standard input.")
+    ] = "-",
+    output: Annotated[str, typer.Option(help="A file, - for standard output.")] = "-",
+    beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="alpha of section 6.1.")] = None,
+    tokens_per_batch: Annotated[int, typer.Option(help="Padded source tokens at a time.")] = 2_048,
+    on_bad_bytes: Annotated[str, typer.Option(help="error, or replace what is not UTF-8.")] = (
+        "error"
+    ),
+    backend: Backend = None,
+) -> None:
+    """Translate line for line, in order."""
+    from keras_aiayn.data import corpus
+
+    if input_ != "-":
+        corpus.count_lines(input_)  # a missing file is said before anything is loaded
+    _choose_backend(backend)
+    translator = _load(model)
+    lines = corpus.read_lines(sys.stdin.buffer if input_ == "-" else input_, on_bad_bytes)
+    translations = translator.translate_lines(
+        lines,
+        beam_size=beam,
+        length_penalty=length_penalty,
+        tokens_per_batch=tokens_per_batch,
+    )
+    if output == "-":
+        for text in translations:
+            sys.stdout.buffer.write(text.encode() + b"\n")
+            sys.stdout.buffer.flush()
+        return
+    with corpus.whole_file(output) as stream:
+        for text in translations:
+            stream.write(text.encode() + b"\n")
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    source: Annotated[Path, typer.Option(help="Sentences, one a line.")],
+    target: Annotated[Path, typer.Option(help="Their right translations.")],
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
+    beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="alpha of section 6.1.")] = None,
+    backend: Backend = None,
+) -> None:
+    """Translate a file and print sacreBLEU and chrF."""
+    from keras_aiayn.data import corpus
+
+    pairs = list(corpus.read_pairs(source, target))
+    _choose_backend(backend)
+    translator = _load(model)
+    from keras_aiayn.evaluation import corpus_scores
+
+    sources, references = [list(side) for side in zip(*pairs, strict=True)] or ([], [])
+    translations = list(
+        translator.translate_lines(sources, beam_size=beam, length_penalty=length_penalty)
+    )
+    scores = corpus_scores(translations, references, lowercase=lowercase)
+    print(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}")
+    print(f"chrF {scores.chrf:.2f}  {scores.chrf_signature}")
+    print(f"length ratio {scores.length_ratio:.3f}")
+
+
+def _choose_backend(name: str | None, quiet: bool = False) -> None:
+    """Settles Keras's backend, before Keras is imported."""
+    if name is not None and name not in BACKENDS:
+        raise ValueError(f"`--backend` must be tensorflow, jax or torch. Received: {name!r}")
+    name = name or os.environ.get("KERAS_BACKEND")
+    if name is None:
+        name = next((one for one in BACKENDS if importlib.util.find_spec(one)), None)
+        if name is None:
+            raise ImportError(
+                "no backend is installed: pip install 'keras-aiayn[jax]', [tensorflow] or [torch]"
+            )
+        if not quiet:
+            _say(f"backend: {name} (--backend or KERAS_BACKEND chooses)")
+    os.environ["KERAS_BACKEND"] = name
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def _load(path: Path):
+    """A translator, or an error of one line."""
+    from keras_aiayn.translator import load
+
+    return load(path)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Section 6.1: from a trained model to outputs."""

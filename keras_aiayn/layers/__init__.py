@@ -1,0 +1,1 @@
+"""The layers of section 3, a file each."""

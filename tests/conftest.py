@@ -1,0 +1,92 @@
+"""What every test gets: seeds, one thread, the corpora, and the command line."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import keras
+import pytest
+from hypothesis import settings
+
+BACKEND = keras.backend.backend()
+
+# A slow machine is no failure, and the same commit gives the same verdict twice.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"keras {keras.__version__} on {BACKEND}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Workers run side by side, one a core; torch would take every core in each of them.
+    if BACKEND == "torch":
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves a test that is the same on every backend to one of them."""
+    if BACKEND == "tensorflow" or os.environ.get("KERAS_AIAYN_ALL") == "1":
+        return
+    elsewhere = [item for item in items if item.get_closest_marker("backend_free")]
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if item not in elsewhere]
+
+
+@pytest.fixture(autouse=True)
+def same_start(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test starts from the same seeds and leaves Keras's dtype policy as it found it."""
+    if request.node.get_closest_marker("corpus"):
+        request.getfixturevalue("corpora")
+    policy = keras.config.dtype_policy()
+    keras.utils.set_random_seed(1706_03762)
+    yield
+    keras.config.set_dtype_policy(policy)
+
+
+@pytest.fixture(scope="session")
+def corpora() -> Path:
+    """The folder of the corpora, a folder for each."""
+    folder = os.environ.get("AIAYN_DATA")
+    if not folder:
+        pytest.skip("AIAYN_DATA does not name the folder of the corpora")
+    return Path(folder)
+
+
+class Ran(NamedTuple):
+    """A finished command: its exit status and both its outputs, line ends untouched."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_cli(tmp_path: Path) -> Callable[..., Ran]:
+    """Runs `keras-aiayn ARGUMENTS` in a process of its own, in the test's empty folder."""
+
+    def run(
+        *arguments: str | Path,
+        stdin: str | bytes = b"",
+        env: dict[str, str] | None = None,
+        cwd: Path = tmp_path,
+        timeout: float = 300,
+    ) -> Ran:
+        done = subprocess.run(
+            [sys.executable, "-m", "keras_aiayn", *map(str, arguments)],
+            input=stdin.encode() if isinstance(stdin, str) else stdin,
+            capture_output=True,
+            cwd=cwd,
+            env=os.environ | {"KERAS_BACKEND": BACKEND} | (env or {}),
+            timeout=timeout,
+        )
+        return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return run
