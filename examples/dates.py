@@ -14,7 +14,6 @@ import keras
 from rich.console import Console
 from rich.table import Table
 
-from keras_aiayn import Translator
 from keras_aiayn.data import prepared
 from keras_aiayn.data.tasks import written_dates_and_numbers
 from keras_aiayn.plots import plot_attention

@@ -11,7 +11,7 @@ import argparse
 import keras
 import numpy as np
 
-from keras_aiayn import LabelSmoothedCrossentropy, NoamSchedule, TokenMetrics, Transformer
+from keras_aiayn import LabelSmoothedCrossentropy, NoamSchedule, Transformer
 from keras_aiayn.data.tasks import copy_task
 from keras_aiayn.decoding.compiled import search_function
 
@@ -40,7 +40,6 @@ def main() -> None:
     model.compile(
         optimizer=keras.optimizers.Adam(NoamSchedule(128, 200), 0.9, 0.98, 1e-9),
         loss=LabelSmoothedCrossentropy(0.1),
-        metrics=[TokenMetrics()],
     )
     inputs, targets = copy_task(options.steps * ROWS, num_symbols=NUM_SYMBOLS, seed=options.seed)
     model.fit(inputs, targets, batch_size=ROWS, verbose=2)

@@ -1,10 +1,13 @@
 """Attention Is All You Need (Vaswani et al., 2017) as a Keras 3 package.
 
-    import keras
-    import keras_aiayn  # makes its classes known to Keras
+Example:
+```python
+import keras
+import keras_aiayn  # makes its classes known to Keras
 
-    translator = keras.saving.load_model("model.keras")
-    translator.translate(["A dog runs."])
+translator = keras.saving.load_model("model.keras")
+translator.translate(["A dog runs."])
+```
 """
 
 import sys as _sys

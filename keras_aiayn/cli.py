@@ -148,6 +148,21 @@ def train(
 
 
 @app.command()
+def average(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")],
+    output: Annotated[Path, typer.Option(help="The .keras file to write.")],
+    last: Annotated[int, typer.Option(help="How many of the last checkpoints.")] = 5,
+    backend: Backend = None,
+) -> None:
+    """Average the last checkpoints of a run into one model (section 6.1)."""
+    _choose_backend(backend)
+    from keras_aiayn.training import train as training
+
+    files = training.average_run(run, last, output)
+    _say(f"average of {', '.join(path.name for path in files)}: {output}")
+
+
+@app.command()
 def translate(
     model: Model,
     input_: Annotated[

@@ -125,7 +125,9 @@ class TrainingConfig:
         for name in ("evaluate_every", "evaluate_lines", "seed"):
             _check(getattr(self, name) >= 0, f"`{name}` must not be negative", name, self)
         smoothing = self.label_smoothing
-        _check(0.0 <= smoothing < 1.0, "`label_smoothing` must be in [0, 1)", "label_smoothing", self)
+        _check(
+            0.0 <= smoothing < 1.0, "`label_smoothing` must be in [0, 1)", "label_smoothing", self
+        )
 
 
 def _check(holds, rule, name, config):

@@ -27,9 +27,7 @@ def causal_mask(token_ids):
         Booleans (B, T, T), `mask[b, query, key]`.
     """
     positions = ops.cumsum(ops.ones_like(token_ids), axis=1)
-    return ops.greater_equal(
-        ops.expand_dims(positions, axis=2), ops.expand_dims(positions, axis=1)
-    )
+    return ops.greater_equal(ops.expand_dims(positions, axis=2), ops.expand_dims(positions, axis=1))
 
 
 def decoder_mask(token_ids):

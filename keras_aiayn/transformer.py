@@ -19,7 +19,6 @@ import random
 import types
 
 import keras
-from keras import ops
 
 from keras_aiayn import masking
 from keras_aiayn.layers.decoder import TransformerDecoderBlock
@@ -171,6 +170,7 @@ class Transformer(keras.Model):
             cache: what `init_cache` or the last call gave.
             cache_index: row of the cache at which the T new rows begin.
             positions: of the ids, integers that broadcast to (B, T); from 0 on by default.
+            training: whether dropout is on.
 
         Returns:
             hidden (B, T, d), or with a cache `(hidden, cache)`.
@@ -221,6 +221,26 @@ class Transformer(keras.Model):
             scores["decoder"].append(weights["self"])
             scores["cross"].append(weights["cross"])
         return scores
+
+    def compile(self, *args, **kwargs):
+        """As any Keras model; a loss with `statistics` and `metrics` of its tokens brings them."""
+        super().compile(*args, **kwargs)
+        if getattr(self, "token_metrics", None) is not None:
+            self._tracker.untrack(self.token_metrics)  # or they would be reported for ever
+        self.token_metrics = self.loss.metrics() if hasattr(self.loss, "statistics") else None
+
+    def compile_from_config(self, config):
+        """As Keras does for a model whose `compile` is its own."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        """The loss, and in the same pass over the logits what the metrics need."""
+        if self.token_metrics is None:
+            return super().compute_loss(x, y, y_pred, sample_weight, training)
+        statistics = self.loss.statistics(y, y_pred)
+        self.token_metrics.update_from(statistics)
+        return self.loss.reduce(statistics, sample_weight) + sum(self.losses)
 
     def get_config(self):
         """The constructor's arguments."""

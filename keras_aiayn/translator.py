@@ -143,11 +143,18 @@ class Translator(keras.Model):
         done = len(texts) - len(sources)
         if progress and done:
             progress(done)
-        for indices, width, rows in _batches(sources, tokens_per_batch):
+        for indices, width, rows in _batches(sources, tokens_per_batch, self.model.max_length):
             batch = np.full((rows, width), PAD, "int32")
             limits = np.zeros(rows, "int32")
             for row, index in enumerate(indices):
-                ids = sources[index][:width]
+                ids = (
+                    sources[index]
+                    if len(sources[index]) <= width
+                    else [
+                        *sources[index][: width - 1],
+                        EOS,
+                    ]
+                )
                 batch[row, : len(ids)] = ids
                 limits[row] = self._limit(len(ids))
             found = search(batch, limits, max_length=self._limit(width))
@@ -176,18 +183,34 @@ class Translator(keras.Model):
             yield from self.translate(chunk, **settings)
 
     def save(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any) -> None:
-        """Saves to one `.keras` file, which appears whole or not at all."""
+        """Saves to one `.keras` file, which appears whole or not at all.
+
+        What training needs beside the weights stays out: the optimizer's state is twice their
+        size.
+        """
         path = Path(filepath)
         if path.suffix != ".keras":
             raise ValueError(f"a translator is saved as FILE.keras. Received: {path}")
         part = path.with_name(path.stem + ".part.keras")
         try:
-            super().save(part, overwrite=True, **kwargs)
+            keras.Model.save(self._untrained(), part, overwrite=True, **kwargs)
             if path.exists() and not overwrite:
                 raise FileExistsError(f"{path} exists, and overwrite=False")
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
+
+    def _untrained(self) -> "Translator":
+        """This translator, or where its model is compiled one with a copy that is not."""
+        if not self.model.compiled:
+            return self
+        model = Transformer.from_config(self.model.get_config())
+        model.set_weights(self.model.get_weights())
+        config = self.get_config() | {"model": model}
+        del config["format"]
+        return Translator(
+            **config, source_tokenizer=self.source_tokenizer, target_tokenizer=self.target_tokenizer
+        )
 
     def save_assets(self, folder: str) -> None:
         """Writes the tokenizers into a folder of the file."""
@@ -303,7 +326,9 @@ def load(path: str | os.PathLike[str]) -> Translator:
     return loaded
 
 
-def _batches(sources: dict[int, list[int]], tokens_per_batch: int):
+def _batches(
+    sources: dict[int, list[int]], tokens_per_batch: int, max_width: int | None
+) -> Iterator[tuple[list[int], int, int]]:
     """Groups sources of like length: (their places, padded width, padded rows) of each batch.
 
     Long ones first, so that memory runs out at once or never.
@@ -313,6 +338,8 @@ def _batches(sources: dict[int, list[int]], tokens_per_batch: int):
     while start < len(order):
         longest = len(sources[order[start]])
         width = next(width for width in WIDTHS if width >= longest)
+        if max_width is not None:
+            width = min(width, max_width)
         rows = max(1, tokens_per_batch // width)
         indices = order[start : start + rows]
         # A rest is padded to a power of two, so that few sizes are ever compiled.

@@ -155,9 +155,9 @@ def whole_file(path: PathLike, mode: str = "wb", keep_part: bool = False) -> Ite
     if mode not in ("wb", "w", "ab", "a"):
         raise ValueError(f"`mode` must be 'wb', 'w', 'ab' or 'a'. Received: {mode!r}")
     part = _part_of(path)
-    text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+    encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
     try:
-        with open(part, mode, **text) as stream:
+        with open(part, mode, encoding=encoding, newline=newline) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())

@@ -189,7 +189,8 @@ def write(
         valid_source: The validation sources, or None.
         valid_target: The validation targets, or None.
         output: The folder to make.
-        vocabulary_size: How many token ids to learn, of both languages together.
+        vocabulary_size: How many token ids to learn, of both languages together, from all lines
+            or, where there are more than two million, from a uniform sample of so many.
         tokenizer: `"sentencepiece"`, `"wordpiece"` or `"bytes"` (which has 260 ids, always).
         tokenizer_from: Takes the tokenizers of another model instead of learning: a `.keras`
             file, a prepared folder, or a SentencePiece `.model`.
@@ -207,44 +208,33 @@ def write(
         FileExistsError: If `output` holds something.
     """
     _check_choices(tokenizer, max_length, max_length_ratio)
-    if (valid_source is None) != (valid_target is None):
-        raise ValueError("`valid_source` and `valid_target` must be given together, or neither")
     report = progress or (lambda line: None)
     num_threads = num_threads or os.cpu_count() or 1
 
     pairs = {"train": corpus.read_pairs(train_source, train_target)}
-    if valid_source is not None:
+    if (valid_source is None) != (valid_target is None):
+        raise ValueError("`valid_source` and `valid_target` must be given together, or neither")
+    if valid_source is not None and valid_target is not None:
         pairs["valid"] = corpus.read_pairs(valid_source, valid_target)
     with corpus.whole_folder(output) as folder:
         if tokenizer_from is not None:
             both = _tokenizers_of(Path(tokenizer_from))
         else:
-            report(f"learning the vocabulary ({tokenizer})")
-            kind = tokenizers.KINDS[tokenizer]
-            size = None if tokenizer == "bytes" else vocabulary_size
-            both = _learn(kind, size, train_source, train_target, separate_vocabularies)
+            report(
+                f"learning the vocabulary ({tokenizer}) from all lines, "
+                f"or from a sample of {tokenizers.LEARNING_LINES:,} of more"
+            )
+            both = _learn(
+                tokenizer, vocabulary_size, train_source, train_target, separate_vocabularies
+            )
         tokenizers.save(*both, folder)
         rules = {"train": _training_rule(max_length, max_length_ratio), "valid": None}
         splits = {
             name: _write_split(folder, name, pairs[name], both, rules[name], num_threads, report)
             for name in pairs
         }
-        files = _sizes_and_hashes(folder)
-        meta = {
-            "format": FORMAT,
-            "vocabulary_sizes": [one.vocabulary_size for one in both],
-            "shared_vocabulary": both[0] is both[1],
-            "max_length": max_length,
-            "max_length_ratio": max_length_ratio,
-            "token_dtypes": {
-                side: _token_dtype(one) for side, one in zip(SIDES, both, strict=True)
-            },
-            "splits": splits,
-            "files": files,
-            "fingerprint": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
-        }
-        text = json.dumps(meta, indent=2) + "\n"
-        (folder / "meta.json").write_text(text, encoding="utf-8")
+        limits = {"max_length": max_length, "max_length_ratio": max_length_ratio}
+        _write_meta(folder, both, splits, limits)
     return open(output)
 
 
@@ -262,21 +252,20 @@ def _check_choices(tokenizer: str, max_length: int, max_length_ratio: float) -> 
 
 
 def _learn(
-    kind: type,
-    vocabulary_size: int | None,
+    tokenizer: str,
+    vocabulary_size: int,
     sources: PathLike | Sequence[PathLike],
     targets: PathLike | Sequence[PathLike],
     separate: bool,
 ) -> tuple[Tokenizer, Tokenizer]:
-    def lines(*sides: PathLike | Sequence[PathLike]) -> Iterator[str]:
+    def learned(*sides: PathLike | Sequence[PathLike]) -> Tokenizer:
         paths = itertools.chain.from_iterable(map(corpus.path_list, sides))
-        return itertools.chain.from_iterable(map(corpus.read_lines, paths))
+        lines = itertools.chain.from_iterable(map(corpus.read_lines, paths))
+        return tokenizers.KINDS[tokenizer].learn(lines, vocabulary_size)
 
     if separate:
-        return kind.learn(lines(sources), vocabulary_size), kind.learn(
-            lines(targets), vocabulary_size
-        )
-    shared = kind.learn(lines(sources, targets), vocabulary_size)
+        return learned(sources), learned(targets)
+    shared = learned(sources, targets)
     return shared, shared
 
 
@@ -341,13 +330,12 @@ def _write_split(
         while chunk := list(itertools.islice(pairs, _CHUNK)):
             texts = list(zip(*chunk, strict=True))  # (sources, targets)
             ids = [one.encode(side, num_threads) for one, side in zip(both, texts, strict=True)]
-            keep = range(len(chunk))
+            reasons: list[str | None] = [None] * len(chunk)
             if drop_rule is not None:
-                reasons = list(
-                    map(drop_rule, *texts, *([len(i) + 1 for i in side] for side in ids))
-                )
-                dropped.update(filter(None, reasons))
-                keep = [i for i, reason in enumerate(reasons) if reason is None]
+                lengths = [[len(pieces) + 1 for pieces in side_ids] for side_ids in ids]
+                reasons = list(map(drop_rule, *texts, *lengths))
+            dropped.update(reason for reason in reasons if reason)
+            keep = [i for i, reason in enumerate(reasons) if reason is None]
             for side, side_texts, side_ids in zip(sides, texts, ids, strict=True):
                 side.append([side_texts[i] for i in keep], [side_ids[i] for i in keep])
             read += len(chunk)
@@ -409,6 +397,27 @@ def _check_ids(ids: np.ndarray, vocabulary_size: int) -> None:
 
 def _token_dtype(tokenizer: Tokenizer) -> str:
     return "uint16" if tokenizer.vocabulary_size <= 1 << 16 else "uint32"
+
+
+def _write_meta(
+    folder: Path,
+    both: tuple[Tokenizer, Tokenizer],
+    splits: dict[str, dict[str, Any]],
+    limits: dict[str, float],
+) -> None:
+    files = _sizes_and_hashes(folder)
+    meta = {
+        "format": FORMAT,
+        "vocabulary_sizes": [one.vocabulary_size for one in both],
+        "shared_vocabulary": both[0] is both[1],
+        **limits,
+        "token_dtypes": {side: _token_dtype(one) for side, one in zip(SIDES, both, strict=True)},
+        "splits": splits,
+        "files": files,
+        "fingerprint": hashlib.sha256(json.dumps(files).encode()).hexdigest(),
+    }
+    text = json.dumps(meta, indent=2) + "\n"
+    (folder / "meta.json").write_text(text, encoding="utf-8")
 
 
 def _sizes_and_hashes(folder: Path) -> dict[str, dict[str, Any]]:

@@ -25,13 +25,18 @@ from keras_aiayn.data.batching import import_tensorflow
 from keras_aiayn.special_ids import BOS, EOS, PAD, UNK
 
 SPECIAL_IDS = {"pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS}
+_REPLACEMENT = "\ufffd".encode()
 LEARNING_LINES = 2_000_000  # a vocabulary is learned from at most so many lines: memory is bounded
 
 
 class Tokenizer(Protocol):
-    """What a translator, a corpus and a batch ask of a tokenizer."""
+    """What a translator and a corpus ask of a tokenizer."""
 
     asset_name: str
+
+    @classmethod
+    def learn(cls, lines: Iterable[str], vocabulary_size: int) -> Self:
+        """Learns a vocabulary from text."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -55,6 +60,9 @@ class Tokenizer(Protocol):
 
     def save_assets(self, folder: str | os.PathLike[str]) -> None:
         """Writes the file `asset_name` into a folder."""
+
+    def load_assets(self, folder: str | os.PathLike[str]) -> None:
+        """Reads it back, into a tokenizer made without arguments."""
 
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")
@@ -84,7 +92,10 @@ class SentencePieceTokenizer:
     asset_name = "tokenizer.model"
 
     def __init__(self, proto: bytes | None = None):
-        self.proto = proto
+        self._use(proto)
+
+    def _use(self, proto: bytes | None) -> None:
+        self._proto = proto
         self._processor = None if proto is None else _sentencepiece_processor(proto)
 
     @classmethod
@@ -143,6 +154,13 @@ class SentencePieceTokenizer:
         return cls(model.getvalue())
 
     @property
+    def proto(self) -> bytes:
+        """The bytes of the SentencePiece `.model` file."""
+        if self._proto is None:
+            raise ValueError("this SentencePieceTokenizer is empty: call `load_assets` first")
+        return self._proto
+
+    @property
     def vocabulary_size(self) -> int:
         """The number of ids, the four special ones included."""
         return self._loaded.vocab_size()
@@ -150,7 +168,6 @@ class SentencePieceTokenizer:
     @property
     def fingerprint(self) -> str:
         """The SHA-256 of the model file."""
-        _ = self._loaded
         return hashlib.sha256(self.proto).hexdigest()
 
     def encode(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
@@ -164,7 +181,12 @@ class SentencePieceTokenizer:
             A list of ids for each text.
         """
         _require_strings(texts)
-        return self._loaded.encode(list(texts), num_threads=num_threads)
+        try:
+            return self._loaded.encode(list(texts), num_threads=num_threads)
+        except TypeError:
+            raise ValueError(
+                "`texts` must be strings, without lone surrogates: UTF-8 cannot write those"
+            ) from None
 
     def decode(self, sequences: Iterable[Iterable[int]]) -> list[str]:
         """Turns ids into texts.
@@ -175,10 +197,8 @@ class SentencePieceTokenizer:
         Returns:
             A list of strings.
         """
-        return [
-            self._loaded.decode(_real_ids(ids, self.vocabulary_size)) if len(ids) else ""
-            for ids in map(list, sequences)
-        ]
+        size = self.vocabulary_size
+        return [self._loaded.decode(_real_ids(ids, size)) for ids in sequences]
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The written form of each id, to look at ("▁" is a blank, "<0x0A>" a byte)."""
@@ -194,7 +214,6 @@ class SentencePieceTokenizer:
         Raises:
             ImportError: If TensorFlow Text is missing.
         """
-        _ = self._loaded
         tensorflow_text = _import_tensorflow_text()
         return tensorflow_text.SentencepieceTokenizer(model=self.proto)
 
@@ -209,24 +228,22 @@ class SentencePieceTokenizer:
 
     def save_assets(self, folder: str | os.PathLike[str]) -> None:
         """Writes `tokenizer.model`, which every SentencePiece library reads, into a folder."""
-        _ = self._loaded
         (Path(folder) / self.asset_name).write_bytes(self.proto)
 
     def load_assets(self, folder: str | os.PathLike[str]) -> None:
         """Reads `tokenizer.model` from a folder."""
-        self.__init__((Path(folder) / self.asset_name).read_bytes())
+        self._use((Path(folder) / self.asset_name).read_bytes())
 
     @property
     def _loaded(self) -> Any:
-        if self._processor is None:
-            raise ValueError("this SentencePieceTokenizer is empty: call `load_assets` first")
+        _ = self.proto  # raises when there is none
         return self._processor
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"proto": self.proto}
+        return {"proto": self._proto}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["proto"])
+        self._use(state["proto"])
 
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")
@@ -243,13 +260,8 @@ class ByteTokenizer:
     fingerprint = hashlib.sha256(b"keras_aiayn bytes").hexdigest()
 
     @classmethod
-    def learn(cls, lines: Iterable[str], vocabulary_size: int | None = None) -> Self:
-        """A `ByteTokenizer`, whatever the text: it has nothing to learn and one size."""
-        if vocabulary_size not in (None, cls.vocabulary_size):
-            raise ValueError(
-                f"`vocabulary_size` of a byte tokenizer is {cls.vocabulary_size}. "
-                f"Received: {vocabulary_size}"
-            )
+    def learn(cls, lines: Iterable[str] = (), vocabulary_size: int = 260) -> Self:
+        """A `ByteTokenizer`, whatever the arguments: it has nothing to learn and one size."""
         return cls()
 
     def encode(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
@@ -263,7 +275,7 @@ class ByteTokenizer:
         first = len(SPECIAL_IDS)
         return [
             b"".join(
-                b"\xef\xbf\xbd" if i == UNK else bytes([i - first])
+                _REPLACEMENT if i == UNK else bytes([i - first])
                 for i in _real_ids(ids, self.vocabulary_size)
             ).decode("utf-8", "replace")
             for ids in sequences
@@ -277,24 +289,7 @@ class ByteTokenizer:
 
     def in_graph(self) -> Any:
         """The same tokenizer on TensorFlow tensors, with `tokenize` and `detokenize`."""
-        tf = import_tensorflow()
-        first = len(SPECIAL_IDS)
-        written = [b""] * first + [bytes([b]) for b in range(256)]
-        written[UNK] = b"\xef\xbf\xbd"
-
-        class InGraph(tf.Module):
-            def tokenize(self, texts):
-                split = tf.strings.bytes_split(texts)
-                return tf.ragged.map_flat_values(
-                    lambda flat: first + tf.cast(tf.io.decode_raw(flat, tf.uint8)[:, 0], tf.int32),
-                    split,
-                )
-
-            def detokenize(self, ids):
-                joined = tf.strings.reduce_join(tf.gather(tf.constant(written), ids), axis=-1)
-                return tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8", errors="replace")
-
-        return InGraph()
+        return _BytesInGraph()
 
     def get_config(self) -> dict[str, Any]:
         """An empty dictionary."""
@@ -314,6 +309,23 @@ class ByteTokenizer:
         """Nothing to read."""
 
 
+class _BytesInGraph:
+    def tokenize(self, texts: Any) -> Any:
+        tf = import_tensorflow()
+
+        def ids(letters: Any) -> Any:
+            return len(SPECIAL_IDS) + tf.cast(tf.io.decode_raw(letters, tf.uint8)[:, 0], tf.int32)
+
+        return tf.ragged.map_flat_values(ids, tf.strings.bytes_split(texts))
+
+    def detokenize(self, ids: Any) -> Any:
+        tf = import_tensorflow()
+        written = [b""] * len(SPECIAL_IDS) + [bytes([byte]) for byte in range(256)]
+        written[UNK] = _REPLACEMENT
+        joined = tf.strings.reduce_join(tf.gather(tf.constant(written), ids), axis=-1)
+        return tf.strings.unicode_transcode(joined, "UTF-8", "UTF-8", errors="replace")
+
+
 @keras.saving.register_keras_serializable(package="keras_aiayn")
 class WordPieceTokenizer:
     """KerasHub's WordPiece: words split into the longest known pieces.
@@ -330,17 +342,20 @@ class WordPieceTokenizer:
     _SPECIAL = ("[PAD]", "[UNK]", "[BOS]", "[EOS]")
 
     def __init__(self, vocabulary: Sequence[str] | None = None):
-        self.vocabulary = None if vocabulary is None else list(vocabulary)
+        self._use(vocabulary)
+
+    def _use(self, vocabulary: Sequence[str] | None) -> None:
+        self._vocabulary = vocabulary = None if vocabulary is None else list(vocabulary)
+        self._tokenizer = None
         if vocabulary is None:
-            self._tokenizer = None
             return
-        if tuple(self.vocabulary[: len(self._SPECIAL)]) != self._SPECIAL:
+        if tuple(vocabulary[: len(self._SPECIAL)]) != self._SPECIAL:
             raise ValueError(
                 f"`vocabulary` must begin with {list(self._SPECIAL)}. "
-                f"Received: {self.vocabulary[: len(self._SPECIAL)]}"
+                f"Received: {vocabulary[: len(self._SPECIAL)]}"
             )
         self._tokenizer = _import_keras_hub().tokenizers.WordPieceTokenizer(
-            vocabulary=self.vocabulary, oov_token="[UNK]", dtype="int32"
+            vocabulary=vocabulary, oov_token="[UNK]", dtype="int32"
         )
 
     @classmethod
@@ -370,15 +385,20 @@ class WordPieceTokenizer:
         return cls(vocabulary)
 
     @property
+    def vocabulary(self) -> list[str]:
+        """The pieces in the order of their ids."""
+        if self._vocabulary is None:
+            raise ValueError("this WordPieceTokenizer is empty: call `load_assets` first")
+        return self._vocabulary
+
+    @property
     def vocabulary_size(self) -> int:
         """The number of ids, the four special ones included."""
-        _ = self._loaded
         return len(self.vocabulary)
 
     @property
     def fingerprint(self) -> str:
         """The SHA-256 of the vocabulary file."""
-        _ = self._loaded
         return hashlib.sha256(_lines_of(self.vocabulary)).hexdigest()
 
     def encode(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
@@ -398,7 +418,6 @@ class WordPieceTokenizer:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The written form of each id, to look at ("##" goes on with a word)."""
-        _ = self._loaded
         return [self.vocabulary[i] for i in ids]
 
     def in_graph(self) -> Any:
@@ -416,28 +435,26 @@ class WordPieceTokenizer:
 
     def save_assets(self, folder: str | os.PathLike[str]) -> None:
         """Writes `vocabulary.txt`, one piece a line, into a folder."""
-        _ = self._loaded
         (Path(folder) / self.asset_name).write_bytes(_lines_of(self.vocabulary))
 
     def load_assets(self, folder: str | os.PathLike[str]) -> None:
         """Reads `vocabulary.txt` from a folder."""
         written = (Path(folder) / self.asset_name).read_bytes().decode("utf-8")
-        self.__init__(written.split("\n")[:-1])
+        self._use(written.split("\n")[:-1])
 
     @property
     def _loaded(self) -> Any:
-        if self._tokenizer is None:
-            raise ValueError("this WordPieceTokenizer is empty: call `load_assets` first")
+        _ = self.vocabulary  # raises when there is none
         return self._tokenizer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"vocabulary": self.vocabulary}
+        return {"vocabulary": self._vocabulary}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["vocabulary"])
+        self._use(state["vocabulary"])
 
 
-KINDS: dict[str, type] = {
+KINDS: dict[str, type[Tokenizer]] = {
     "sentencepiece": SentencePieceTokenizer,
     "wordpiece": WordPieceTokenizer,
     "bytes": ByteTokenizer,
@@ -458,7 +475,7 @@ def save(source: Tokenizer, target: Tokenizer, folder: str | os.PathLike[str]) -
         source.save_assets(folder)
         return
     for name, tokenizer in (("source", source), ("target", target)):
-        (folder / name).mkdir()
+        (folder / name).mkdir(exist_ok=True)
         tokenizer.save_assets(folder / name)
 
 

@@ -1,7 +1,8 @@
 """One compiled function per shape, and the search of a Transformer.
 
 JAX and TensorFlow keep one program per static shape themselves: what matters is that there is one
-function object for each model and setting, and not a new one for each call.
+function object for each model and setting, and not a new one for each call. On torch nothing is
+compiled.
 """
 
 import functools
@@ -16,7 +17,7 @@ from keras_aiayn import masking
 from keras_aiayn.decoding.search import SearchResult, Tensor, beam_search
 
 
-def compiled(model: keras.Model, function: Callable) -> Callable:
+def compiled(model: keras.Layer, function: Callable) -> Callable:
     """Compiles a function that reads the weights of a model.
 
     Make it once and keep it: every call of `compiled` compiles anew. Weights are read at each
@@ -62,10 +63,13 @@ def _tensorflow_function(model, function):
 
     # XLA only where it pays: on a CPU it compiles for seconds to run no faster.
     on_gpu = bool(tf.config.list_logical_devices("GPU"))
-    graph = tf.function(function, jit_compile=on_gpu)
+    # Without AutoGraph, which the ops of Keras do not need: it would wrap each error in pages.
+    graph = tf.function(function, jit_compile=on_gpu, autograph=False)
 
     def run(*arrays, **settings):
-        return graph(*(tf.convert_to_tensor(array) for array in arrays), **settings)
+        tensors = [tf.convert_to_tensor(array) for array in arrays]
+        # A direct call of `graph` does the same, and warns of many shapes: here they are meant.
+        return graph.get_concrete_function(*tensors, **settings)(*tensors)
 
     return run
 
@@ -113,14 +117,15 @@ def search_function(
 
     run = compiled(model, translate)
 
-    def search(source_ids: np.ndarray, max_lengths: np.ndarray, *, max_length: int):
+    def search(source_ids: np.ndarray, max_lengths: np.ndarray, *, max_length: int) -> SearchResult:
         source_ids = np.asarray(source_ids, "int32")
         max_lengths = np.asarray(max_lengths, "int32")
-        if max_lengths.shape != source_ids.shape[:1] or max_lengths.max() > max_length:
+        longest = max_lengths.max(initial=0)
+        if max_lengths.shape != source_ids.shape[:1] or longest > max_length:
             raise ValueError(
-                "`max_lengths` must hold one length for each source, `max_length` at most. "
-                f"Received: max_lengths={max_lengths}, max_length={max_length}, "
-                f"source_ids of shape {source_ids.shape}"
+                "`max_lengths` must be one length for each source, `max_length` at most. "
+                f"Received: max_lengths of shape {max_lengths.shape} up to {longest}, "
+                f"max_length={max_length}, source_ids of shape {source_ids.shape}"
             )
         return run(source_ids, max_lengths, max_length=max_length)
 
@@ -156,6 +161,8 @@ def translate_ids(
     memory = model.encode(source_ids, memory_mask, training=False)
 
     def step(token_ids, index, ancestors, cache):
+        if keras.backend.backend() == "torch":
+            index = int(index)  # a number cuts a slice of the cache; a tensor gathers elements
         hidden, cache = model.decode(
             token_ids,
             memory,

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 from keras import ops
 
 from keras_aiayn.special_ids import BOS, EOS, PAD
@@ -19,7 +18,7 @@ from keras_aiayn.special_ids import BOS, EOS, PAD
 Tensor: TypeAlias = Any  # of whatever backend runs
 Step: TypeAlias = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]]
 
-BLOCK = 64  # width of the blocks in which the best of a vocabulary are looked for
+BLOCK = 32  # tokens in each of the blocks into which `_top_k_in_blocks` cuts a vocabulary
 
 
 class SearchResult(NamedTuple):
@@ -113,7 +112,7 @@ def beam_search(
 
     def advance(state: SearchState) -> tuple[SearchState]:
         logits, step_state = step(state.newest, state.index, state.ancestors, state.step_state)
-        log_probs = _log_probabilities(logits)
+        log_probs = ops.log_softmax(ops.cast(logits, "float32"), axis=-1)  # (B, K, V)
         candidates = _best_candidates(log_probs, state.alive.raw_scores, num_candidates)
         ended = _ended(state, candidates, log_probs)
         finished = _best_finished(state.finished, ended, length_penalty, num_return)
@@ -124,9 +123,7 @@ def beam_search(
         if early_stopping:
             done = done | _is_proven(alive, finished, max_lengths, length_penalty)
         ancestors = _descend(state.ancestors, parents, state.index + 1)
-        return (
-            SearchState(state.index + 1, newest, ancestors, alive, finished, done, step_state),
-        )
+        return (SearchState(state.index + 1, newest, ancestors, alive, finished, done, step_state),)
 
     max_lengths = ops.cast(ops.minimum(max_lengths, max_length), "int32")
     start = _start(step_state, max_lengths, max_length, beam_size, num_return)
@@ -177,19 +174,15 @@ def _start(step_state, max_lengths, max_length, beam_size, num_return):
     )
 
 
-def _log_probabilities(logits):
-    log_probs = ops.log_softmax(ops.cast(logits, "float32"), axis=-1)
-    # Barred after the softmax, without sharing out their part: a score is then the model's own
-    # log-probability of the text.
-    barred = np.isin(np.arange(logits.shape[-1]), (PAD, BOS))  # (V,)
-    return ops.where(barred, -math.inf, log_probs)
-
-
 def _best_candidates(log_probs, alive_scores, num_candidates):
-    # The best C of all K * V are among the best C of each beam: sort V only once.
-    per_beam = min(num_candidates, log_probs.shape[-1])
+    # The best C of all K * V are among the best C of each beam, so V is looked through once. Two
+    # more than C, because pad and BOS may be among them.
+    per_beam = min(num_candidates + 2, log_probs.shape[-1])
     scores, token_ids = _top_k_in_blocks(log_probs, per_beam)  # (B, K, per_beam)
-    scores = scores + ops.expand_dims(alive_scores, axis=-1)
+    # Barred without sharing out their part among the others: a score stays the model's own
+    # log-probability of the text.
+    barred = ops.equal(token_ids, PAD) | ops.equal(token_ids, BOS)
+    scores = ops.where(barred, -math.inf, scores + ops.expand_dims(alive_scores, axis=-1))
     width = scores.shape[1] * per_beam
     scores, best = _top_k(ops.reshape(scores, (-1, width)), num_candidates)  # (B, C)
     token_ids = _gather(ops.reshape(token_ids, (-1, width)), best)
@@ -292,9 +285,7 @@ def _write(rows, index, values):
 
 
 def _concatenate(first, second):
-    return Hypotheses(
-        *(ops.concatenate(pair, axis=1) for pair in zip(first, second, strict=True))
-    )
+    return Hypotheses(*(ops.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)))
 
 
 def _gather(x, index):
@@ -311,4 +302,16 @@ def _top_k(x, k):
 
 
 def _top_k_in_blocks(x, k):
-    return _top_k(x, k)
+    """The same, faster where the last axis is long: the best k are in the best k blocks."""
+    batch, beams, size = ops.shape(x)
+    if size <= k * BLOCK:
+        return _top_k(x, k)
+    count = -(-size // BLOCK)  # blocks
+    x = ops.pad(x, ((0, 0), (0, 0), (0, count * BLOCK - size)), constant_values=-math.inf)
+    blocks = ops.reshape(x, (batch * beams, count, BLOCK))
+    _, block = _top_k(ops.max(blocks, axis=-1), k)  # (B * K, k)
+    values = ops.reshape(_gather(blocks, block), (batch * beams, k * BLOCK))
+    values, place = _top_k(values, k)  # (B * K, k)
+    index = _gather(block, place // BLOCK) * BLOCK + place % BLOCK
+    index = ops.minimum(index, size - 1)  # a place in the padding holds -inf: it is not taken
+    return ops.reshape(values, (batch, beams, k)), ops.reshape(index, (batch, beams, k))

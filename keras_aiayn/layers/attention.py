@@ -33,9 +33,15 @@ def scaled_dot_product_attention(query, key, value, mask=None, dropout=None):
     if mask is not None:
         check_mask(mask)
         scores = ops.where(ops.expand_dims(mask, axis=1), scores, MASKED_SCORE)
-    weights = ops.cast(ops.softmax(scores, axis=-1), value.dtype)
+    weights = ops.cast(_softmax(scores), value.dtype)
     kept = weights if dropout is None else dropout(weights)
     return ops.einsum("bhts,bshd->bthd", kept, value), weights
+
+
+def _softmax(scores):
+    if scores.shape[-1] == 1:  # a sequence of one token, which `ops.softmax` warns of
+        return ops.exp(ops.log_softmax(scores, axis=-1))
+    return ops.softmax(scores, axis=-1)
 
 
 def fused_attention(query, key, value, mask=None):
@@ -63,10 +69,10 @@ def prefers_fused_attention(query, value):
 
 def check_mask(mask):
     """Refuses masks of numbers: an additive mask read as booleans is the wrong way round."""
-    if keras.backend.standardize_dtype(mask.dtype) != "bool":
+    dtype = keras.backend.standardize_dtype(mask.dtype)
+    if dtype != "bool":
         raise ValueError(
-            "`attention_mask` must be boolean, True where a key is kept. "
-            f"Received: dtype={mask.dtype}"
+            f"`attention_mask` must be boolean, True where a key is kept. Received: dtype={dtype}"
         )
 
 
@@ -174,9 +180,7 @@ class MultiHeadAttention(keras.layers.Layer):
         values = self._split_heads(self.value_projection(key if value is None else value))
         return keys, values
 
-    def attend(
-        self, query, key, value, attention_mask=None, need_weights=False, training=None
-    ):
+    def attend(self, query, key, value, attention_mask=None, need_weights=False, training=None):
         """Attention over projected heads, and the output projection.
 
         Returns:

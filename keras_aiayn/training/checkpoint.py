@@ -46,7 +46,7 @@ def save(folder: Path, model: keras.Model, position: dict[str, Any]) -> Path:
 
 
 def load(path: Path, model: keras.Model) -> dict[str, Any]:
-    """Puts a checkpoint into a compiled model and its optimizer.
+    """Puts a checkpoint into a compiled model and its optimizer, which must be built.
 
     Returns:
         The position that was saved.
@@ -54,8 +54,6 @@ def load(path: Path, model: keras.Model) -> dict[str, Any]:
     Raises:
         ValueError: where the file is damaged, or of another model or optimizer.
     """
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
     arrays = _read(path)
     position = json.loads(arrays.pop(POSITION).tobytes())
     state = _state(model)

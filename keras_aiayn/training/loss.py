@@ -3,54 +3,12 @@
 Axes: B batch, T target positions, V vocabulary.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import keras
 from keras import ops
 
-from keras_aiayn.special_ids import PAD
-
-
-class TokenStatistics(NamedTuple):
-    """What loss and metrics need of the logits, each (B, T) float32."""
-
-    log_normalizer: object  # log sum_v exp(logit_v)
-    target_logit: object
-    logit_sum: object
-    is_best: object  # 1 where no token has a larger logit than the target
-
-
-def token_statistics(targets, logits):
-    """One pass over the logits (B, T, V) for targets (B, T)."""
-    logits = ops.cast(logits, "float32")
-    targets = ops.expand_dims(ops.cast(targets, "int32"), -1)
-    largest = ops.max(logits, axis=-1, keepdims=True)  # (B, T, 1)
-    exponentials = ops.exp(logits - ops.stop_gradient(largest))
-    log_normalizer = ops.log(ops.sum(exponentials, axis=-1)) + ops.stop_gradient(largest[..., 0])
-    target_logit = ops.take_along_axis(logits, targets, axis=-1)[..., 0]
-    return TokenStatistics(
-        log_normalizer,
-        target_logit,
-        ops.sum(logits, axis=-1),
-        ops.cast(target_logit >= largest[..., 0], "float32"),
-    )
-
-
-def smoothed_crossentropy(statistics, vocabulary_size, label_smoothing):
-    """Cross-entropy against `1 - eps` on the target and `eps / (V - 1)` on each other token.
-
-    With `log p_v = logit_v - log_normalizer` the sum over the vocabulary needs no second pass.
-    """
-    z, target, total = statistics.log_normalizer, statistics.target_logit, statistics.logit_sum
-    others = label_smoothing / (vocabulary_size - 1)
-    return (1.0 - label_smoothing) * (z - target) + others * (
-        (vocabulary_size - 1) * z - (total - target)
-    )
-
-
-def real_tokens(targets):
-    """1.0 at real targets, 0.0 at pads: (B, T) float32."""
-    return ops.cast(ops.not_equal(ops.cast(targets, "int32"), PAD), "float32")
+from keras_aiayn.training.metrics import TokenMetrics, TokenStatistics, token_statistics
 
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")
@@ -71,27 +29,39 @@ class LabelSmoothedCrossentropy(keras.losses.Loss):
         sample_weight: (B, T), 0 at pads.
     """
 
-    def __init__(self, label_smoothing=0.1, name="label_smoothed_crossentropy", reduction="sum"):
+    def __init__(
+        self,
+        label_smoothing: float = 0.1,
+        name: str = "label_smoothed_crossentropy",
+        reduction: str = "sum",
+    ):
         if reduction != "sum":
             raise ValueError(
-                "The reduction is always \"sum\", of tokens weighted by `sample_weight`. "
+                'The reduction is always "sum", of tokens weighted by `sample_weight`. '
                 f"Received: reduction={reduction!r}"
             )
         super().__init__(name=name, reduction=reduction, dtype="float32")
         self.label_smoothing = label_smoothing
 
-    def __call__(self, y_true, y_pred, sample_weight=None):
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """The weighted sum, or without weights the mean over real tokens."""
+        return self.reduce(self.statistics(y_true, y_pred), sample_weight)
+
+    def statistics(self, y_true: Any, y_pred: Any) -> TokenStatistics:
+        """The loss of every token, and what else the same pass over the logits tells."""
+        return token_statistics(y_true, y_pred, self.label_smoothing)
+
+    def reduce(self, statistics: TokenStatistics, sample_weight: Any = None) -> Any:
+        """The loss of a batch from that of its tokens."""
         if sample_weight is None:
-            real = real_tokens(y_true)
+            real = statistics.is_real
             sample_weight = real / ops.maximum(ops.sum(real), 1.0)
-        return super().__call__(y_true, y_pred, sample_weight)
+        return ops.sum(statistics.loss * ops.cast(sample_weight, "float32"))
 
-    def call(self, y_true, y_pred):
-        """The loss of every token, (B, T)."""
-        statistics = token_statistics(y_true, y_pred)
-        return smoothed_crossentropy(statistics, y_pred.shape[-1], self.label_smoothing)
+    def metrics(self) -> TokenMetrics:
+        """New metrics for what `statistics` gives."""
+        return TokenMetrics(self.label_smoothing)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """The constructor's arguments."""
         return {**super().get_config(), "label_smoothing": self.label_smoothing}

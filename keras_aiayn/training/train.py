@@ -2,6 +2,7 @@
 
 A run folder holds
 
+    tokenizer.model   the subwords
     config.json       what the run was started with; a resume must agree with it
     log.jsonl         one line a validation
     tensorboard/      the same for TensorBoard
@@ -24,11 +25,11 @@ from rich.console import Console
 
 from keras_aiayn.config import TrainingConfig, TransformerConfig, preset, with_settings
 from keras_aiayn.data import batching, corpus
+from keras_aiayn.data import tokenizer as tokenizers
 from keras_aiayn.data.prepared import Prepared
 from keras_aiayn.evaluation import corpus_scores
 from keras_aiayn.training import checkpoint
 from keras_aiayn.training.loss import LabelSmoothedCrossentropy
-from keras_aiayn.training.metrics import TokenMetrics
 from keras_aiayn.training.progress import StepProgress
 from keras_aiayn.training.schedule import NoamSchedule
 from keras_aiayn.transformer import Transformer
@@ -101,7 +102,10 @@ def run(
     console.print(_headline(data, model, configs, position["epoch"]))
 
     progress = StepProgress(
-        console, config.steps, position["step"], lambda s: float(schedule(_micro(s, config))),
+        console,
+        config.steps,
+        position["step"],
+        lambda s: float(schedule(_micro(s, config))),
         config.accumulation,
     )
     with _writer(output) as write, progress, _stopping_on_interrupt(progress):
@@ -157,6 +161,29 @@ def run(
     return translator
 
 
+def average_run(folder: Path, last: int, output: Path) -> list[Path]:
+    """Averages the last checkpoints of a run that ended, or still goes on, into a translator.
+
+    Args:
+        folder: of the run.
+        last: how many checkpoints.
+        output: the `.keras` file to write.
+
+    Returns:
+        The checkpoints that went in.
+    """
+    started = _started_with(folder)
+    paths = checkpoint.find(folder / "checkpoints")[-last:] if last > 0 else []
+    if len(paths) != last or not paths:
+        kept = len(checkpoint.find(folder / "checkpoints"))
+        raise ValueError(f"{folder} keeps {kept} checkpoints. Received: an average of {last}")
+    model = TransformerConfig(**started["model"]).build()
+    checkpoint.average(paths, model)
+    source, target = tokenizers.load(folder)
+    Translator(model, source, target).save(output)
+    return paths
+
+
 def _check(data: Prepared, configs: Configs, average: int) -> None:
     model_config, config = configs
     sizes = (data.source_tokenizer.vocabulary_size, data.target_tokenizer.vocabulary_size)
@@ -191,18 +218,22 @@ def _open_folder(output: Path, data: Prepared, configs: Configs, resume: bool) -
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             raise FileExistsError(f"{output} is not empty: name another output, or pass --resume")
         output.mkdir(parents=True, exist_ok=True)
+        tokenizers.save(data.source_tokenizer, data.target_tokenizer, output)
         with corpus.whole_file(path, "w") as stream:
             stream.write(json.dumps(now, indent=2) + "\n")
         return
-    try:
-        then = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ValueError(f"{output} is not a run to resume: it has no config.json") from None
-    differences = _differences(then, now)
+    differences = _differences(_started_with(output), now)
     if differences:
         raise ValueError(
             f"{output} was started otherwise, and cannot be resumed so: {'; '.join(differences)}"
         )
+
+
+def _started_with(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ValueError(f"{folder} is not the folder of a run: it has no config.json") from None
 
 
 def _differences(then: Any, now: Any, name: str = "") -> list[str]:
@@ -242,11 +273,9 @@ def _compile(
         epsilon=config.epsilon,
         gradient_accumulation_steps=config.accumulation if config.accumulation > 1 else None,
     )
-    model.compile(
-        optimizer=optimizer,
-        loss=LabelSmoothedCrossentropy(config.label_smoothing),
-        metrics=[TokenMetrics(config.label_smoothing)],
-    )
+    model.compile(optimizer=optimizer, loss=LabelSmoothedCrossentropy(config.label_smoothing))
+    # Unbuilt, it would make its variables inside TensorFlow's graph, which is then traced twice.
+    optimizer.build(model.trainable_variables)
     return schedule
 
 
@@ -311,9 +340,7 @@ def _updates_ahead(
     """Updates until the epoch ends, something is due, or the run is over."""
     step = position["step"]
     every = [n for n in (config.evaluate_every, config.checkpoint_every) if n]
-    return min(
-        len(plan) - position["batch"], config.steps - step, *(n - step % n for n in every)
-    )
+    return min(len(plan) - position["batch"], config.steps - step, *(n - step % n for n in every))
 
 
 def _due(step: int, every: int) -> bool:

@@ -191,6 +191,18 @@ def test_one_text_for_a_list_of_texts_is_refused(subwords):
             tokenizer.encode("a man")
 
 
+@pytest.mark.parametrize("wrong", ["a\ud800", None])
+def test_what_is_no_text_is_refused(subwords, wrong):
+    with pytest.raises(ValueError, match="`texts` must be strings, without lone surrogates"):
+        subwords.encode(["a man", wrong])
+
+
+def test_nothing_decodes_to_nothing(subwords):
+    for tokenizer in (subwords, ByteTokenizer()):
+        assert tokenizer.encode([]) == tokenizer.decode([]) == []
+        assert tokenizer.decode([[], [BOS, EOS, PAD]]) == ["", ""]
+
+
 def test_arrays_of_ids_are_decoded_too(subwords):
     ids = np.zeros((2, 40), "int32")
     for row, one in zip(ids, subwords.encode(LINES[:2]), strict=True):
@@ -276,8 +288,7 @@ def test_bytes_that_are_no_text_are_marked():
     tokenizer = ByteTokenizer()
     assert tokenizer.decode([[4 + 0xC3, UNK, 4 + 65]]) == ["\ufffd\ufffdA"]
     assert tokenizer.pieces([PAD, EOS, 4 + 65, 4 + 10]) == ["<pad>", "</s>", "A", "<0x0A>"]
-    with pytest.raises(ValueError, match="is 260. Received: 8000"):
-        ByteTokenizer.learn(LINES, 8000)
+    assert ByteTokenizer.learn(LINES, 8000).vocabulary_size == 260
 
 
 def test_wordpiece_splits_words_and_joins_them():

@@ -1,0 +1,220 @@
+"""The Transformer decoded step by step, from its cache, against full passes."""
+
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_aiayn import masking
+from keras_aiayn.decoding.compiled import compiled, search_function
+from keras_aiayn.special_ids import BOS, EOS, PAD, UNK
+from keras_aiayn.transformer import Transformer
+
+VOCABULARY_SIZE = 30
+END_BIAS = 3.0  # some outputs end before their limit, and some do not
+
+
+def make_model(**arguments):
+    model = Transformer(
+        VOCABULARY_SIZE,
+        num_layers=2,
+        hidden_dim=16,
+        intermediate_dim=32,
+        num_heads=2,
+        use_logits_bias=True,
+        **arguments,
+    )
+    # The same weights on every backend, and sharper than fresh ones: near ties are rare then.
+    rng = np.random.default_rng(5)
+    for variable in model.trainable_variables:
+        if len(variable.shape) > 1:
+            scale = 2.0 / np.sqrt(variable.shape[-1])
+            variable.assign(rng.normal(size=variable.shape, scale=scale))
+        elif variable.name == "logits_bias":
+            variable.assign(np.where(np.arange(VOCABULARY_SIZE) == EOS, END_BIAS, 0.0))
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def full(model):
+    return full_pass(model)
+
+
+def make_sources(lengths, width, seed=0):
+    """Random sentences, EOS counted in their lengths, padded to a width."""
+    rng = np.random.default_rng(seed)
+    sources = rng.integers(EOS + 1, VOCABULARY_SIZE, (len(lengths), width))
+    places = np.arange(width)
+    ends = np.array(lengths)[:, None] - 1
+    return np.where(places < ends, sources, np.where(places == ends, EOS, PAD)).astype("int32")
+
+
+def full_pass(model):
+    """Logits (B, T, V) without a cache; T counts the BOS."""
+
+    def logits(source, target):
+        inputs = {"encoder_token_ids": source, "decoder_token_ids": target}
+        return model(inputs, training=False)
+
+    return compiled(model, logits)
+
+
+def decode_in_chunks(model, source, target, chunks):
+    """The same from a cache, so many tokens at a time."""
+    masks = [ops.convert_to_numpy(mask) for mask in model.build_masks(source, target)]
+    encoder_mask, decoder_mask, memory_mask = masks
+    memory = model.encode(source, encoder_mask, training=False)
+    cache = model.init_cache(memory, target.shape[1])
+    logits = []
+    for stop, chunk in zip(np.cumsum(chunks), chunks, strict=True):
+        start = int(stop) - chunk
+        hidden, cache = model.decode(
+            target[:, start:stop],
+            memory,
+            ops.convert_to_tensor(decoder_mask[:, start:stop]),
+            memory_mask,
+            cache=cache,
+            cache_index=start,
+            positions=np.arange(start, stop),
+            training=False,
+        )
+        logits.append(ops.convert_to_numpy(model.output_projection(hidden)))
+    return np.concatenate(logits, axis=1)
+
+
+PRE_NORM = {"normalize_first": True, "use_bias": True, "share_embeddings": False}
+LEARNED = {"positions": "learned", "max_length": 9, "value_dim": 4}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "chunks"),
+    [
+        pytest.param({}, [1] * 7, id="one by one"),
+        pytest.param({}, [3] + [1] * 4, id="prefill of 3"),
+        pytest.param({}, [7], id="all at once"),
+        pytest.param(PRE_NORM, [4, 1, 1, 1], id="pre-norm"),
+        pytest.param(LEARNED, [1, 3, 3], id="learned positions"),
+    ],
+)
+def test_cached_decode_is_full_decode_at_every_position(arguments, chunks):
+    model = make_model(**arguments)
+    source = make_sources([6, 1, 4, 2], width=6)
+    target = make_sources([7, 4, 6, 2], width=7, seed=1)  # pads in the target, too
+    target[:, 0] = BOS
+    full = full_pass(model)(source, target)
+    np.testing.assert_allclose(
+        decode_in_chunks(model, source, target, chunks), full, atol=2e-5 * np.abs(full).max()
+    )
+
+
+def test_beams_in_one_cache_are_as_in_caches_of_their_own(model, full):
+    """K rows of a sentence, whose histories cross, against a full pass of each history."""
+    beams, length = 3, 5
+    source = make_sources([5, 3], width=5)
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(EOS + 1, VOCABULARY_SIZE, (length, 2, beams)).astype("int32")
+    tokens[0] = BOS
+    memory_mask = masking.padding_mask(source)
+    memory = model.encode(source, memory_mask, training=False)
+    cache = model.init_cache(memory, length * beams)
+    ancestors = np.full((2, beams, length), -1, "int32")
+    for step in range(length):
+        ancestors[:, :, step] = np.arange(beams)
+        hidden, cache = model.decode(
+            tokens[step],
+            memory,
+            masking.ancestor_mask(ops.convert_to_tensor(ancestors)),
+            memory_mask,
+            cache=cache,
+            cache_index=step * beams,
+            positions=step,
+            training=False,
+        )
+        logits = ops.convert_to_numpy(model.output_projection(hidden))
+        # The rows of the histories, (2, K, L); what is behind the step moves nothing before it.
+        rows = np.maximum(ancestors, 0)
+        histories = tokens[np.arange(length), np.arange(2)[:, None, None], rows]
+        expected = full(np.repeat(source, beams, axis=0), histories.reshape(2 * beams, length))
+        expected = expected[:, step].reshape(logits.shape)
+        np.testing.assert_allclose(logits, expected, atol=2e-5 * np.abs(expected).max())
+        # Every beam goes on from any beam.
+        parents = rng.integers(0, beams, (2, beams))
+        ancestors = np.take_along_axis(ancestors, parents[:, :, None], axis=1)
+
+
+@pytest.fixture(scope="module")
+def found(model):
+    """Sentences of unequal lengths, their limits, and what the search found for them."""
+    source = make_sources([7, 1, 4, 2, 6, 3], width=7)
+    limits = np.array([9, 4, 10, 5, 8, 7])
+    search = search_function(model, beam_size=3, num_return=3)
+    return search, source, limits, search(source, limits, max_length=10)
+
+
+def test_search_is_the_slow_search_with_full_passes(full, slow_search, found):
+    _, source, limits, result = found
+
+    def follow(sentence):
+        """Log-probabilities (P, V) of what may follow P prefixes, by one full pass."""
+
+        def log_probs(prefixes):
+            # Of one shape, to be compiled once: what comes later moves nothing.
+            target = np.full((3, 10), UNK, "int32")
+            for row, prefix in enumerate(prefixes):
+                target[row, : len(prefix) + 1] = (BOS, *prefix)
+            logits = full(np.repeat(source[sentence, None], 3, axis=0), target)
+            logits = logits[: len(prefixes), len(prefixes[0])].astype("float64")
+            return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+
+        return log_probs
+
+    for sentence, limit in enumerate(limits):
+        expected = slow_search(
+            follow(sentence), beam_size=3, max_length=limit, length_penalty=0.6, num_return=3
+        )
+        ids = [
+            tuple(token_ids[:length].tolist())
+            for token_ids, length in zip(
+                result.token_ids[sentence], result.lengths[sentence], strict=True
+            )
+        ]
+        assert ids == [hypothesis.token_ids for hypothesis in expected]
+        for field, name in [("scores", "score"), ("raw_scores", "raw_score")]:
+            values = [getattr(hypothesis, name) for hypothesis in expected]
+            np.testing.assert_allclose(getattr(result, field)[sentence], values, atol=1e-4)
+        assert result.hit_limit[sentence].tolist() == [h.hit_limit for h in expected]
+    # The test would show little if all outputs ended alike.
+    assert 0 < np.mean(result.hit_limit) < 1
+
+
+def assert_same(result, expected):
+    np.testing.assert_array_equal(result.token_ids, expected.token_ids)
+    np.testing.assert_array_equal(result.hit_limit, expected.hit_limit)
+    np.testing.assert_allclose(result.scores, expected.scores, atol=1e-4)
+
+
+def part(result, rows):
+    return type(result)(*(field[rows] for field in result[:-1]), steps=result.steps)
+
+
+def test_sentence_alone_is_found_as_among_others(found):
+    search, source, limits, result = found
+    for sentence in range(len(source)):
+        alone = slice(sentence, sentence + 1)
+        assert_same(search(source[alone], limits[alone], max_length=10), part(result, alone))
+
+
+def test_order_and_company_change_nothing(found):
+    search, source, limits, result = found
+    order = np.random.default_rng(2).permutation(np.arange(64) % len(source))
+    assert_same(search(source[order], limits[order], max_length=10), part(result, order))
+
+
+def test_a_hundred_more_pads_change_nothing(found):
+    search, source, limits, result = found
+    padded = np.pad(source, ((0, 0), (0, 100)), constant_values=PAD)
+    assert_same(search(padded, limits, max_length=10), result)

@@ -1,0 +1,189 @@
+"""The command: the whole line on a made corpus, and every bad input as one line and status 2."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from keras_aiayn import cli
+
+LETTERS = "abcdefgh"
+SETTINGS = ["--set=num_layers=1", "--set=hidden_dim=16", "--set=intermediate_dim=16",
+            "--set=num_heads=2", "--set=warmup_steps=2", "--set=max_shapes=2",
+            "--set=evaluate_lines=3", "--steps=4", "--tokens-per-batch=200"]  # fmt: skip
+
+
+def write(path, lines):
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def texts(tmp_path):
+    lines = [" ".join(LETTERS[(i * j) % 8] for j in range(1, 2 + i % 5)) for i in range(40)]
+    return (
+        write(tmp_path / "train.a", lines),
+        write(tmp_path / "train.b", [line.upper() for line in lines]),
+    )
+
+
+def corpus_arguments(texts, *more):
+    source, target = texts
+    return ("prepare", "--train-source", source, "--train-target", target, *more)
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capfd):
+    """Runs the command here, and checks for one line that names what is wrong and status 2."""
+    monkeypatch.chdir(tmp_path)
+
+    def check(arguments, *words):
+        monkeypatch.setattr(sys, "argv", ["keras-aiayn", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capfd.readouterr().err
+        errors = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert end.value.code == 2, said
+        assert len(errors) == 1 and "Traceback" not in said, said
+        for word in words:
+            assert str(word) in errors[0], errors[0]
+
+    return check
+
+
+@pytest.fixture
+def data(texts, tmp_path, monkeypatch):
+    """A prepared folder `data`."""
+    monkeypatch.chdir(tmp_path)
+    arguments = corpus_arguments(texts, "--tokenizer", "bytes", "--output", "data")
+    monkeypatch.setattr(sys, "argv", ["keras-aiayn", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code in (0, None)
+    return tmp_path / "data"
+
+
+def test_the_whole_line(texts, tmp_path, run_cli):
+    source, target = texts
+    valid = ("--valid-source", source, "--valid-target", target)
+    prepared = run_cli(*corpus_arguments(texts, *valid, "--tokenizer", "bytes", "--output", "data"))
+    assert prepared.status == 0, prepared.err
+    assert "40 of 40 pairs kept" in prepared.err
+    trained = run_cli("train", "--data", "data", "--output", "run", "--config", "tiny", *SETTINGS)
+    assert trained.status == 0, trained.err
+    assert "% real tokens" in trained.err and "BLEU" in trained.err
+
+    lines = b"a b\n\nc\xe2\x80\xa8d\r\nlast"
+    translated = run_cli("translate", "run/model.keras", stdin=lines)
+    assert translated.status == 0, translated.err
+    out = translated.out.split("\n")
+    assert len(out) == 5 and out[1] == "" and out[4] == ""
+    (tmp_path / "in.txt").write_bytes(lines)
+    to_file = run_cli("translate", "run/model.keras", "--input", "in.txt", "--output", "out.txt")
+    assert to_file.status == 0, to_file.err
+    assert (tmp_path / "out.txt").read_bytes().decode() == translated.out
+
+    judged = run_cli("evaluate", "run/model.keras", "--source", source, "--target", target)
+    assert judged.status == 0, judged.err
+    assert "BLEU" in judged.out and "version:" in judged.out and "length ratio" in judged.out
+
+
+def test_help_version_and_usage_errors_come_without_keras():
+    code = (
+        "import sys; sys.argv = ['keras-aiayn', *sys.argv[1:]]\n"
+        "from keras_aiayn.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: print('status', end.code, 'keras' in sys.modules)"
+    )
+    for arguments, status in ((["--help"], 0), (["--version"], 0), (["train", "--wrong"], 2)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
+        )
+        assert f"status {status} False" in done.stdout, done.stdout + done.stderr
+
+
+def test_bad_corpora_are_refused_and_leave_nothing(texts, tmp_path, refused):
+    source, target = texts
+    short = write(tmp_path / "short.b", ["A"])
+    empty = write(tmp_path / "empty", [])
+    bad = tmp_path / "bad.a"
+    bad.write_bytes(source.read_bytes().replace(b"b", b"\xff", 1))
+    cases = [
+        (("missing.a", target), (), ["missing.a"]),
+        ((source, short), (), [source, "40 lines", short]),
+        ((bad, target), (), [bad, "line", "UTF-8"]),
+        ((empty, empty), (), ["blank"]),
+        ((source, target), ("--vocabulary-size", "5000"), ["5000", "at most"]),
+        ((source, target), ("--max-length", "1"), ["max_length"]),
+        ((source, target), ("--tokenizer", "words"), ["words", "sentencepiece"]),
+    ]
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for pair, options, words in cases:
+        refused(corpus_arguments(pair, *options, "--output", "data"), *words)
+        assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(texts, tmp_path):
+    before = sorted(path.name for path in tmp_path.iterdir())
+    arguments = corpus_arguments(texts, "--tokenizer", "bytes", "--output", "data")
+
+    def no_room():  # every file ends at 100 bytes, as on a disk with so much room
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "keras_aiayn", *map(str, arguments)],
+        cwd=tmp_path,
+        preexec_fn=no_room,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "error: " in done.stderr and "File too large" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_what_is_no_prepared_folder_is_refused(tmp_path, refused):
+    (tmp_path / "data").mkdir()
+    refused(["train", "--data", "data", "--output", "run"], "data", "prepare")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_prepared_folder_that_lost_a_part_is_refused(data, tmp_path, refused):
+    tokens = data / "train.source.tokens"
+    tokens.write_bytes(tokens.read_bytes()[:-3])
+    refused(["train", "--data", "data", "--output", "run"], tokens.name, "damaged")
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_settings_and_configurations_are_refused(data, tmp_path, refused):
+    train = ("train", "--data", "data", "--output", "run")
+    refused([*train, "--config", "huge"], "huge", "tiny")
+    refused([*train, "--set", "layers=3"], "layers=3", "num_layers")
+    refused([*train, "--set", "steps=many"], "steps", "many")
+    refused([*train, "--set", "vocabulary_size=17"], "260", "17")
+    refused([*train, "--config", "tiny", "--average", "90", "--steps", "10"], "90")
+    assert not (tmp_path / "run").exists()
+
+
+def test_models_that_are_none_are_refused(tmp_path, refused):
+    (tmp_path / "foreign.keras").write_bytes(b"hello")
+    (tmp_path / "in.txt").write_text("a\n")
+    (tmp_path / "out.txt").write_text("old\n")
+    refused(["translate", "missing.keras", "--input", "in.txt"], "missing.keras")
+    foreign = ["translate", "foreign.keras", "--input", "in.txt", "--output", "out.txt"]
+    refused(foreign, "foreign.keras")
+    refused(["translate", "foreign.keras", "--input", "none.txt"], "none.txt")
+    assert (tmp_path / "out.txt").read_text() == "old\n"
+
+
+def test_an_unknown_backend_is_refused(refused):
+    refused(["translate", "m.keras", "--backend", "caffe"], "caffe", "torch")
+
+
+def test_unequal_files_are_not_evaluated(texts, tmp_path, refused):
+    short = write(tmp_path / "short.b", ["A"])
+    refused(
+        ["evaluate", "model.keras", "--source", texts[0], "--target", short], "40 lines", "short.b"
+    )

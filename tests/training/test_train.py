@@ -1,0 +1,183 @@
+"""The run: from text to a file that translates, resumed, refused, interrupted."""
+
+import json
+import random
+
+import keras
+import numpy as np
+import pytest
+from rich.console import Console
+
+from keras_aiayn.data import prepared
+from keras_aiayn.training import checkpoint, train
+
+WORDS = [("red", "rot"), ("blue", "blau"), ("old", "alt"), ("dog", "Hund"), ("cat", "Katze"),
+         ("runs", "läuft"), ("sleeps", "schläft"), ("here", "hier")]  # fmt: skip
+SETTINGS = ["num_layers=1", "hidden_dim=32", "intermediate_dim=32", "num_heads=2", "dropout=0.1",
+            "warmup_steps=5", "max_shapes=2", "tokens_per_batch=400", "evaluate_lines=4",
+            "checkpoint_every=3", "evaluate_every=6", "steps=6"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    generator = random.Random(1)
+    pairs = [
+        tuple(map(" ".join, zip(*generator.choices(WORDS, k=generator.randint(1, 6)), strict=True)))
+        for _ in range(120)
+    ]
+    files = {}
+    for name, part in (("train", pairs[:-8]), ("valid", pairs[-8:])):
+        for side, texts in zip(("en", "de"), zip(*part, strict=True), strict=True):
+            files[name, side] = folder / f"{name}.{side}"
+            files[name, side].write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return prepared.write(*files.values(), folder / "prepared", tokenizer="bytes")
+
+
+def run(corpus, output, *changes, **options):
+    configs = train.configure(corpus, "tiny", [*SETTINGS, *changes])
+    with open(output.parent / f"{output.name}.txt", "a") as said:
+        return train.run(corpus, output, configs, console=Console(file=said), **options)
+
+
+def weights_of(translator):
+    return translator.model.get_weights()
+
+
+@pytest.fixture(scope="module")
+def whole_run(corpus, tmp_path_factory):
+    output = tmp_path_factory.mktemp("whole") / "run"
+    return output, run(corpus, output)
+
+
+def test_a_run_leaves_a_translator_a_log_and_checkpoints(whole_run):
+    output, translator = whole_run
+    assert [path.stem for path in checkpoint.find(output / "checkpoints")] == [
+        "step-00000003", "step-00000006",
+    ]  # fmt: skip
+    (record,) = map(json.loads, (output / "log.jsonl").read_text().splitlines())
+    assert record["step"] == 6 and record["perplexity"] == pytest.approx(np.exp(record["nll"]))
+    assert {"bleu", "bleu_signature", "valid_perplexity", "learning_rate"} <= record.keys()
+    assert list((output / "tensorboard").iterdir())
+    loaded = keras.saving.load_model(output / "model.keras")
+    assert not loaded.model.compiled  # else the optimizer would be in the file
+    assert loaded.translate(["red dog"]) == translator.translate(["red dog"])
+
+
+def test_the_same_run_gives_the_same_weights(corpus, whole_run, tmp_path):
+    for ours, theirs in zip(
+        weights_of(run(corpus, tmp_path / "again")), weights_of(whole_run[1]), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_resumed_run_gives_the_same_weights_and_log(corpus, whole_run, tmp_path):
+    output = tmp_path / "run"
+    run(corpus, output, "steps=3")
+    translator = run(corpus, output, resume=True)
+    for ours, theirs in zip(weights_of(translator), weights_of(whole_run[1]), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    last = [
+        json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
+        for folder in (output, whole_run[0])
+    ]
+    same = ("step", "epoch", "batch", "valid_nll", "bleu", "learning_rate")
+    assert [last[0][name] for name in same] == [last[1][name] for name in same]
+
+
+def test_a_damaged_checkpoint_is_named_and_passed_over(corpus, whole_run, tmp_path):
+    output = tmp_path / "run"
+    run(corpus, output)
+    newest = checkpoint.find(output / "checkpoints")[-1]
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    translator = run(corpus, output, resume=True)
+    said = (tmp_path / "run.txt").read_text().replace("\n", "")
+    assert f"{newest.name} is damaged" in said and "step-00000003.npz" in said
+    for ours, theirs in zip(weights_of(translator), weights_of(whole_run[1]), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_accumulated_micro_batches_give_the_update_of_the_whole(corpus, tmp_path):
+    changes = ["dropout=0.0", "steps=3"]
+    once = run(corpus, tmp_path / "once", *changes)
+    twice = run(corpus, tmp_path / "twice", *changes, "accumulation=2")
+    # The rows of a batch are a multiple of the parts, so the batches may differ by a row; what
+    # must agree is the number of updates and the rate of the last.
+    rates = [
+        json.loads((tmp_path / name / "log.jsonl").read_text().splitlines()[-1])["learning_rate"]
+        for name in ("once", "twice")
+    ]
+    assert rates[0] == rates[1]
+    assert int(keras.ops.convert_to_numpy(twice.model.optimizer.iterations)) == 3
+    assert int(keras.ops.convert_to_numpy(once.model.optimizer.iterations)) == 3
+
+
+def test_the_average_is_the_mean_of_the_last_checkpoints(corpus, tmp_path):
+    translator = run(corpus, tmp_path / "run", average=2)
+    states = [np.load(path) for path in checkpoint.find(tmp_path / "run" / "checkpoints")]
+    weights = translator.model.weights
+    for i, variable in enumerate(translator.model.variables):
+        if any(variable is weight for weight in weights):
+            mean = sum(state[f"model/{i:04d}"] for state in states) / 2
+            np.testing.assert_allclose(
+                keras.ops.convert_to_numpy(variable), mean, rtol=1e-6, atol=1e-7
+            )
+
+    for ours, theirs in zip(average_of(tmp_path / "run"), weights_of(translator), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def average_of(folder):
+    """What the verb `average` makes of a run."""
+    train.average_run(folder, 2, folder / "average.keras")
+    return weights_of(keras.saving.load_model(folder / "average.keras"))
+
+
+def test_an_average_of_more_checkpoints_than_there_are_is_refused(whole_run, tmp_path):
+    with pytest.raises(ValueError, match="keeps 2 checkpoints"):
+        train.average_run(whole_run[0], 3, tmp_path / "average.keras")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_warm_start_takes_the_weights(corpus, whole_run, tmp_path):
+    started = run(
+        corpus, tmp_path / "run", "steps=1", "learning_rate_scale=1e-12",
+        init=whole_run[0] / "model.keras",
+    )  # fmt: skip
+    for ours, theirs in zip(weights_of(started), weights_of(whole_run[1]), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_a_run_cannot_be_resumed_otherwise_than_it_was_started(corpus, whole_run):
+    with pytest.raises(ValueError, match=r"training.seed was 1 and is 2"):
+        run(corpus, whole_run[0], "seed=2", resume=True)
+
+
+def test_a_folder_that_holds_something_is_refused(corpus, whole_run):
+    with pytest.raises(FileExistsError, match="--resume"):
+        run(corpus, whole_run[0])
+
+
+def test_an_average_of_more_than_is_kept_is_refused_before_training(corpus, tmp_path):
+    with pytest.raises(ValueError, match="which keep 2"):
+        run(corpus, tmp_path / "run", average=3)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(corpus, tmp_path, monkeypatch):
+    output = tmp_path / "run"
+    saved = np.savez
+
+    def savez(stream, **arrays):
+        if checkpoint.find(output / "checkpoints"):
+            stream.write(b"half")
+            raise OSError(28, "No space left on device")
+        saved(stream, **arrays)
+
+    monkeypatch.setattr(np, "savez", savez)
+    with pytest.raises(OSError, match="No space"):
+        run(corpus, output)
+    (only,) = (output / "checkpoints").iterdir()
+    assert checkpoint.whole(only)
