@@ -63,6 +63,7 @@ define run_tests
 	for backend in $(BACKENDS); do \
 	  echo "== $$backend"; \
 	  KERAS_BACKEND=$$backend TF_CPP_MIN_LOG_LEVEL=2 OMP_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 \
+	    JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.venv/jax-cache JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	    .venv/bin/python -m pytest -q -n $(WORKERS) $(2) $(PYTEST_ARGS) || failed="$$failed $$backend"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "make $(1): failed on$$failed"; exit 1; fi; \

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -244,9 +244,12 @@ def _choose_backend(name: str | None, quiet: bool = False) -> None:
             _say(f"backend: {name} (--backend or KERAS_BACKEND chooses)")
     os.environ["KERAS_BACKEND"] = name
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # JAX compiles each shape for seconds; what it compiled once it need not compile again.
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "keras-aiayn" / "jax"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
 
 
-def _load(path: Path):
+def _load(path: Path) -> Any:
     """A translator, or an error of one line."""
     from keras_aiayn.translator import load
 

@@ -40,7 +40,7 @@ class TransformerConfig:
     use_bias: bool = False
     dtype: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Refuses what would fail later and further away."""
         sizes = ("vocabulary_size", "num_layers", "hidden_dim", "intermediate_dim", "num_heads")
         for name in sizes:
@@ -116,11 +116,11 @@ class TrainingConfig:
     keep_last: int = 5
     seed: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Refuses what would fail later and further away."""
-        positive = ("steps", "tokens_per_batch", "warmup_steps", "learning_rate_scale")
-        positive += ("accumulation", "max_shapes", "checkpoint_every", "keep_last")
-        for name in positive:
+        sizes = ("steps", "tokens_per_batch", "warmup_steps", "learning_rate_scale")
+        counts = ("accumulation", "max_shapes", "checkpoint_every", "keep_last")
+        for name in (*sizes, *counts):
             _check(getattr(self, name) > 0, f"`{name}` must be positive", name, self)
         for name in ("evaluate_every", "evaluate_lines", "seed"):
             _check(getattr(self, name) >= 0, f"`{name}` must not be negative", name, self)
@@ -130,7 +130,7 @@ class TrainingConfig:
         )
 
 
-def _check(holds, rule, name, config):
+def _check(holds: bool, rule: str, name: str, config: Any) -> None:
     if not holds:
         raise ValueError(f"{rule}. Received: {name}={getattr(config, name)}")
 
@@ -214,12 +214,14 @@ def with_settings(
         if not separator or owner is None:
             names = ", ".join(sorted(fields[0] | fields[1]))
             raise ValueError(f"A setting is NAME=VALUE. Received: {setting!r}. Names: {names}")
-        changes[owner][name] = _parse(name, text, str(fields[owner][name].type))
+        kind = fields[owner][name].type
+        written = kind.__name__ if isinstance(kind, type) else str(kind)
+        changes[owner][name] = _parse(name, text, written)
     model, training = configs
     return dataclasses.replace(model, **changes[0]), dataclasses.replace(training, **changes[1])
 
 
-def _parse(name, text, kind):
+def _parse(name: str, text: str, kind: str) -> Any:
     """The value of a field whose type is written `kind`, as in `int | None`."""
     if "None" in kind and text.lower() in ("none", ""):
         return None

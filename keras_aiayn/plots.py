@@ -63,7 +63,7 @@ def _to_numpy(tensor: Any) -> np.ndarray:
     return ops.convert_to_numpy(tensor)
 
 
-def _matplotlib():
+def _matplotlib() -> Any:
     try:
         import matplotlib.figure
     except ImportError:

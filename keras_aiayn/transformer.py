@@ -17,6 +17,7 @@ Axes: B batch, S source, T target, V vocabulary, d `hidden_dim`, L capacity of a
 
 import random
 import types
+from typing import Any
 
 import keras
 
@@ -203,7 +204,7 @@ class Transformer(keras.Model):
             (B, H, T, T) and `"cross"` (B, H, T, S).
         """
         encoder_mask, decoder_mask, memory_mask = _build_masks(encoder_token_ids, decoder_token_ids)
-        scores = {"encoder": [], "decoder": [], "cross": []}
+        scores: dict[str, list] = {"encoder": [], "decoder": [], "cross": []}
         x = _embed(self, self.source_embedding, self.encoder_dropout, encoder_token_ids)
         for block in self.encoder_blocks:
             x, weights = block(x, attention_mask=encoder_mask, return_attention_scores=True)
@@ -227,7 +228,18 @@ class Transformer(keras.Model):
         super().compile(*args, **kwargs)
         if getattr(self, "token_metrics", None) is not None:
             self._tracker.untrack(self.token_metrics)  # or they would be reported for ever
-        self.token_metrics = self.loss.metrics() if hasattr(self.loss, "statistics") else None
+        self.token_metrics: Any = self.loss.metrics() if hasattr(self.loss, "statistics") else None
+
+    def get_compile_config(self):
+        """As Keras does, with the optimizer under its public name.
+
+        On torch Keras writes the name of torch's own class, which no other backend can run.
+        """
+        config = super().get_compile_config()
+        optimizer = config and config["optimizer"]
+        if optimizer and optimizer["module"].startswith("keras.src.backend.torch."):
+            optimizer.update(module="keras.optimizers", registered_name=None)
+        return config
 
     def compile_from_config(self, config):
         """As Keras does for a model whose `compile` is its own."""

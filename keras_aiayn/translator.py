@@ -98,7 +98,7 @@ class Translator(keras.Model):
         """The tokenizer of the target, the same object where the vocabulary is shared."""
         return self._both_tokenizers()[1]
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
         """The model's logits."""
         return self.model(inputs, training=training)
 
@@ -112,7 +112,7 @@ class Translator(keras.Model):
         tokens_per_batch: int = 2048,
         details: bool = False,
         progress: Callable[[int], None] | None = None,
-    ) -> list[str] | list[Translation]:
+    ) -> list[Any]:
         """Translates texts, in the order given. An empty or blank text stays empty.
 
         Sentences of like length are searched together; what a sentence gets does not depend on

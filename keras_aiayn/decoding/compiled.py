@@ -105,7 +105,7 @@ def search_function(
         `search(source_ids (B, S), max_lengths (B,), max_length=int)` to a `SearchResult` of
         numpy arrays. Each combination of B, S and `max_length` is compiled once.
     """
-    settings = {
+    settings: dict[str, Any] = {
         "beam_size": beam_size,
         "length_penalty": length_penalty,
         "num_return": num_return,

@@ -3,6 +3,9 @@
 Axes: B batch, T queries, S keys, H heads, D head size.
 """
 
+import functools
+from typing import Any
+
 import keras
 from keras import ops
 
@@ -58,13 +61,19 @@ def fused_attention(query, key, value, mask=None):
 def prefers_fused_attention(query, value):
     """Whether the backend's kernel is there for these heads and faster than the equation.
 
-    TensorFlow has no kernel of its own, and on a CPU torch's is the slower of the two. JAX's
-    takes heads of one size only.
+    On a CPU it is the slower of the two on every backend. TensorFlow has none of its own, and
+    JAX's takes heads of one size only.
     """
     backend = keras.backend.backend()
     if backend == "jax":
-        return query.shape[-1] == value.shape[-1]
+        return query.shape[-1] == value.shape[-1] and jax_has_accelerator()
     return backend == "torch" and query.device.type == "cuda"
+
+
+@functools.cache
+def jax_has_accelerator():
+    """Whether JAX computes on something else than a CPU."""
+    return not keras.distribution.list_devices()[0].startswith("cpu")
 
 
 def check_mask(mask):
@@ -131,7 +140,9 @@ class MultiHeadAttention(keras.layers.Layer):
         self.key_projection = projection(num_heads * key_dim, "key")
         self.value_projection = projection(num_heads * self.value_dim, "value")
         self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, dtype=dtype, name="dropout")
-        self.output_projection = None if output_dim is None else projection(output_dim, "output")
+        self.output_projection: Any = (
+            None if output_dim is None else projection(output_dim, "output")
+        )
 
     def build(self, query_shape, key_shape=None, value_shape=None):
         """Makes the four matrices."""

@@ -1,5 +1,7 @@
 """Section 3.3: the position-wise feed-forward network."""
 
+from typing import Any
+
 import keras
 
 
@@ -25,7 +27,7 @@ class PositionwiseFeedForward(keras.layers.Layer):
         self.inner = keras.layers.Dense(
             intermediate_dim, activation=self.activation, dtype=dtype, name="inner"
         )
-        self.outer = None
+        self.outer: Any = None  # made by `build`
 
     def build(self, inputs_shape):
         """Makes both matrices; the second returns to the width of the inputs."""

@@ -95,7 +95,13 @@ def run(
     if init is not None:
         _warm_start(model, init, data)
     translator = Translator(model, data.source_tokenizer, data.target_tokenizer)
-    position = {"step": 0, "epoch": 0, "batch": 0, "seconds": 0.0, "best_bleu": -1.0}
+    position: dict[str, Any] = {
+        "step": 0,
+        "epoch": 0,
+        "batch": 0,
+        "seconds": 0.0,
+        "best_bleu": -1.0,
+    }
     if resume:
         position = _resume(output, model, console) or position
     _truncate_log(output / "log.jsonl", position["step"])

@@ -347,6 +347,35 @@ def test_vocabulary_of_the_special_ids_alone():
         assert len(found) == 6 and found[-1] == 5 * (UNK,)
 
 
+def test_large_vocabulary_is_searched_whole(slow_search):
+    """A vocabulary so large that the search looks through it in blocks; the last one is short."""
+    size = 1_003
+    table = np.random.default_rng(13).normal(scale=3.0, size=(size, size)).astype("float32")
+    table[:, EOS] += 4.0
+    table[:, -3:] += 8.0  # some of the best are in the short block
+    table[1::2, 9:] = -np.inf  # fewer tokens possible than a beam has candidates
+
+    def search(table, max_lengths):
+        def step(token_ids, index, ancestors, nothing):
+            return ops.take(table, token_ids, axis=0), nothing
+
+        settings = {"beam_size": 10, "num_return": 10, "length_penalty": 0.6}
+        return beam_search(step, (), max_lengths=max_lengths, max_length=5, **settings)
+
+    result = compiled(keras.layers.Layer(), search)(table, np.array([5], "int32"))
+    log_probs = log_softmax(table)
+    expected = slow_search(
+        lambda prefixes: log_probs[[(BOS, *prefix)[-1] for prefix in prefixes]],
+        beam_size=10,
+        max_length=5,
+        length_penalty=0.6,
+        num_return=10,
+    )
+    assert hypotheses(result, 0) == [found.token_ids for found in expected]
+    np.testing.assert_allclose(result.scores[0], [found.score for found in expected], atol=1e-4)
+    assert any(token >= 992 for found in expected for token in found.token_ids)
+
+
 def test_scores_are_float32_whatever_the_logits():
     tables = make_tables(10)
     rounded = ops.convert_to_numpy(ops.cast(ops.cast(tables, "bfloat16"), "float32"))
