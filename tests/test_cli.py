@@ -1,6 +1,6 @@
 """The command: the whole line on a made corpus, and every bad input as one line and status 2."""
 
-import resource
+import os
 import subprocess
 import sys
 
@@ -128,13 +128,15 @@ def test_a_full_disk_is_said_and_leaves_nothing(texts, tmp_path):
     before = sorted(path.name for path in tmp_path.iterdir())
     arguments = corpus_arguments(texts, "--tokenizer", "bytes", "--output", "data")
 
-    def no_room():  # every file ends at 100 bytes, as on a disk with so much room
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-
+    code = (  # every file ends at 100 bytes, as on a disk with so much room
+        "import resource, runpy\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "runpy.run_module('keras_aiayn', run_name='__main__')"
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "keras_aiayn", *map(str, arguments)],
+        [sys.executable, "-c", code, *map(str, arguments)],
         cwd=tmp_path,
-        preexec_fn=no_room,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=120,
