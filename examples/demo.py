@@ -15,7 +15,7 @@ from keras_aiayn import LabelSmoothedCrossentropy, NoamSchedule, Transformer
 from keras_aiayn.data.tasks import copy_task
 from keras_aiayn.decoding.compiled import search_function
 
-ROWS = 64
+ROWS = 128
 NUM_SYMBOLS = 30
 UNSEEN = 512
 
@@ -31,14 +31,14 @@ def main() -> None:
     model = Transformer(
         vocabulary_size=NUM_SYMBOLS + 4,  # and pad, unknown, begin, end
         num_layers=2,
-        hidden_dim=128,
+        hidden_dim=64,
         intermediate_dim=256,
         num_heads=4,
         dropout=0.0,
     )
     model.summary(line_length=90)
     model.compile(
-        optimizer=keras.optimizers.Adam(NoamSchedule(128, 200), 0.9, 0.98, 1e-9),
+        optimizer=keras.optimizers.Adam(NoamSchedule(64, 200, scale=0.5), 0.9, 0.98, 1e-9),
         loss=LabelSmoothedCrossentropy(0.1),
     )
     inputs, targets = copy_task(options.steps * ROWS, num_symbols=NUM_SYMBOLS, seed=options.seed)

@@ -90,7 +90,7 @@ def beam_search(
             `(logits (B, K, V), step_state)`, where `token_ids` are the tokens at position t.
         step_state: any structure of tensors; its shapes and dtypes must stay as they are.
         max_lengths: integers (B,), most tokens of each output, EOS counted. A sentence of 0 (a
-            row that only fills the batch) is done from the start.
+            row that only fills the batch) is done from the start, and empty.
         max_length: L, at least the largest of `max_lengths`.
         beam_size: K.
         length_penalty: alpha, at least 0.
@@ -185,7 +185,7 @@ def _best_candidates(log_probs, alive_scores, num_candidates):
     scores = ops.where(barred, -math.inf, scores + ops.expand_dims(alive_scores, axis=-1))
     width = scores.shape[1] * per_beam
     scores, best = _top_k(ops.reshape(scores, (-1, width)), num_candidates)  # (B, C)
-    token_ids = _gather(ops.reshape(token_ids, (-1, width)), best)
+    token_ids = _gather(ops.reshape(token_ids, (-1, width)), best)  # (B, C)
     return Candidates(scores, best // per_beam, token_ids)
 
 
@@ -213,10 +213,10 @@ def _continued(state, candidates, beam_size):
     ends = ops.equal(candidates.token_ids, EOS)
     scores = ops.where(ends, -math.inf, candidates.raw_scores)
     # A beam ends in at most one way, so K or more of 2K candidates go on.
-    scores, best = _top_k(scores, beam_size)
-    parents = _gather(candidates.parents, best)
-    newest = _gather(candidates.token_ids, best)
-    token_ids = _gather(state.alive.token_ids, parents)
+    scores, best = _top_k(scores, beam_size)  # (B, K)
+    parents = _gather(candidates.parents, best)  # (B, K)
+    newest = _gather(candidates.token_ids, best)  # (B, K)
+    token_ids = _gather(state.alive.token_ids, parents)  # (B, K, L)
     token_ids = _write(token_ids, state.index, newest)
     return newest, parents, Hypotheses(token_ids, state.alive.lengths + 1, scores)
 
@@ -244,7 +244,7 @@ def _result(state, length_penalty):
     cut = slot >= count
     pool = _concatenate(state.finished, state.alive)  # N + K of each sentence
     chosen = ops.where(cut, num_return + slot - count, slot)
-    best = Hypotheses(*(_gather(field, chosen) for field in pool))
+    best = Hypotheses(*(_gather(field, chosen) for field in pool))  # N
     exists = best.raw_scores > -math.inf  # (B, N)
     lengths = ops.where(exists, best.lengths, 0)
     token_ids = ops.where(ops.expand_dims(exists, -1), best.token_ids, PAD)
@@ -306,12 +306,13 @@ def _top_k_in_blocks(x, k):
     batch, beams, size = ops.shape(x)
     if size <= k * BLOCK:
         return _top_k(x, k)
-    count = -(-size // BLOCK)  # blocks
-    x = ops.pad(x, ((0, 0), (0, 0), (0, count * BLOCK - size)), constant_values=-math.inf)
-    blocks = ops.reshape(x, (batch * beams, count, BLOCK))
-    _, block = _top_k(ops.max(blocks, axis=-1), k)  # (B * K, k)
-    values = ops.reshape(_gather(blocks, block), (batch * beams, k * BLOCK))
+    padding = -size % BLOCK
+    if padding:
+        x = ops.pad(x, ((0, 0), (0, 0), (0, padding)), constant_values=-math.inf)
+    blocks = ops.reshape(x, (batch * beams, (size + padding) // BLOCK, BLOCK))
+    _, best_blocks = _top_k(ops.max(blocks, axis=-1), k)  # (B * K, k)
+    values = ops.reshape(_gather(blocks, best_blocks), (batch * beams, k * BLOCK))
     values, place = _top_k(values, k)  # (B * K, k)
-    index = _gather(block, place // BLOCK) * BLOCK + place % BLOCK
+    index = _gather(best_blocks, place // BLOCK) * BLOCK + place % BLOCK
     index = ops.minimum(index, size - 1)  # a place in the padding holds -inf: it is not taken
     return ops.reshape(values, (batch, beams, k)), ops.reshape(index, (batch, beams, k))
