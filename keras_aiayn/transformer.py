@@ -231,15 +231,18 @@ class Transformer(keras.Model):
         self.token_metrics: Any = self.loss.metrics() if hasattr(self.loss, "statistics") else None
 
     def get_compile_config(self):
-        """As Keras does, with the optimizer under its public name.
+        """As Keras does, but for any backend: Keras writes down what suits the present one.
 
-        On torch Keras writes the name of torch's own class, which no other backend can run.
+        That is the name of torch's own class of the optimizer, which no other backend can run,
+        and whether this one compiles, which the next one has to decide anew.
         """
         config = super().get_compile_config()
-        optimizer = config and config["optimizer"]
+        if not config:  # not compiled
+            return config
+        optimizer = config["optimizer"]
         if optimizer and optimizer["module"].startswith("keras.src.backend.torch."):
             optimizer.update(module="keras.optimizers", registered_name=None)
-        return config
+        return config | {"jit_compile": "auto"}
 
     def compile_from_config(self, config):
         """As Keras does for a model whose `compile` is its own."""

@@ -11,6 +11,8 @@ from keras import ops
 from keras_aiayn.layers.decoder import TransformerDecoderBlock
 from keras_aiayn.layers.encoder import TransformerEncoderBlock
 from keras_aiayn.special_ids import PAD
+from keras_aiayn.training.loss import LabelSmoothedCrossentropy
+from keras_aiayn.training.schedule import NoamSchedule
 from keras_aiayn.transformer import Transformer
 
 V, D, N = 17, 16, 2
@@ -335,3 +337,17 @@ def test_mixed_precision_stays_near_float32_and_survives_saving(model, tmp_path)
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.encoder_blocks[0].self_attention.compute_dtype == "bfloat16"
     assert_close(loaded(INPUTS), logits, atol=1e-6)
+
+
+def test_what_is_saved_of_compiling_suits_every_backend(model):
+    assert not model.get_compile_config()
+    compiled = Transformer.from_config(model.get_config())
+    compiled.compile(keras.optimizers.Adam(NoamSchedule(D)), LabelSmoothedCrossentropy())
+    config = compiled.get_compile_config()
+    assert config["jit_compile"] == "auto"
+    assert config["optimizer"]["module"] == "keras.optimizers"
+    again = Transformer.from_config(model.get_config())
+    again.compile_from_config(config)
+    assert isinstance(again.optimizer, keras.optimizers.Adam)
+    assert again.jit_compile == compiled.jit_compile
+    assert again.loss.get_config() == compiled.loss.get_config()
