@@ -188,7 +188,7 @@ def test_batch_width_and_capacity_may_be_unknown(model, search):
 
     shapes = [[None, None], [None], []]
     signature = [tf.TensorSpec(shape, "int32") for shape in shapes]
-    dynamic = tf.function(translate, input_signature=signature)
+    dynamic = tf.function(translate, input_signature=signature, autograph=False)
     for rows, width, capacity in [(3, 4, 6), (2, 3, 8)]:
         inputs = SOURCE[-rows:, :width], LIMITS[-rows:]
         expected = search(*inputs, max_length=capacity)
