@@ -188,8 +188,8 @@ def marian(model, activation):
     return theirs
 
 
-@pytest.mark.parametrize("activation", ["relu", "swish"])
-def test_logits_are_those_of_marian(activation):
+def test_logits_are_those_of_marian():
+    activation = "swish"  # as in OPUS-MT; the test above has the paper's
     model = make(
         use_bias=True, use_logits_bias=True, layer_norm_epsilon=1e-5, activation=activation
     )
