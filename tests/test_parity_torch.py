@@ -100,8 +100,7 @@ def torch_transformer(model, norm_first):
     return theirs.eval()
 
 
-@pytest.mark.parametrize("normalize_first", [False, True])
-@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize(("use_bias", "normalize_first"), [(False, False), (True, True)])
 def test_logits_are_those_of_torchs_transformer(use_bias, normalize_first):
     model = make(use_bias=use_bias, normalize_first=normalize_first)
     theirs = torch_transformer(model, normalize_first)

@@ -55,7 +55,7 @@ def at_real_positions(outputs):
     """Of each block the vectors, and at last the logits, where a token stands."""
     real = [SOURCE != PAD] * N + [TARGET != PAD] * (N + 1)
     # Pads that a test appends stand behind all others.
-    return [as_numpy(x)[:, : m.shape[1]][m] for x, m in zip(outputs, real, strict=True)]
+    return [x[:, : m.shape[1]][m] for x, m in zip(outputs, real, strict=True)]
 
 
 def assert_all_close(found, expected):
@@ -71,8 +71,7 @@ def test_later_tokens_move_no_earlier_output_at_any_depth(states, position):
     later = TARGET.copy()
     later[:, position:] = np.random.default_rng(0).integers(4, V, later[:, position:].shape)
     before, after = (
-        [as_numpy(x) for x in states({**INPUTS, "decoder_token_ids": ids})][N:]
-        for ids in (TARGET, later)
+        states.predict_on_batch({**INPUTS, "decoder_token_ids": ids})[N:] for ids in (TARGET, later)
     )
     for old, new in zip(before, after, strict=True):
         assert_close(new[:, :position], old[:, :position], atol=1e-6)
@@ -90,11 +89,11 @@ def test_every_earlier_token_and_every_source_token_moves_the_last_logits(model)
 
 
 def test_the_embedding_of_the_pad_moves_nothing_at_any_depth(model, states):
-    before = at_real_positions(states(INPUTS))
+    before = at_real_positions(states.predict_on_batch(INPUTS))
     matrix = model.target_embedding.table.embeddings
     old = as_numpy(matrix)
     matrix.assign(old + 100.0 * (np.arange(V) == PAD)[:, np.newaxis])
-    after = at_real_positions(states(INPUTS))
+    after = at_real_positions(states.predict_on_batch(INPUTS))
     matrix.assign(old)
     # The matrix is that of the projection too: the pad's own logit does move.
     before[-1], after[-1] = before[-1][..., PAD + 1 :], after[-1][..., PAD + 1 :]
@@ -102,9 +101,9 @@ def test_the_embedding_of_the_pad_moves_nothing_at_any_depth(model, states):
 
 
 def test_a_hundred_more_pads_move_nothing_at_any_depth(states):
-    expected = at_real_positions(states(INPUTS))
+    expected = at_real_positions(states.predict_on_batch(INPUTS))
     wide = {name: np.pad(ids, ((0, 0), (0, 100))) for name, ids in INPUTS.items()}
-    assert_all_close(at_real_positions(states(wide)), expected)
+    assert_all_close(at_real_positions(states.predict_on_batch(wide)), expected)
 
 
 def test_random_tokens_in_place_of_source_pads_move_nothing_under_the_same_mask(model):

@@ -9,6 +9,7 @@ from keras_aiayn import (
     LabelSmoothedCrossentropy,
     SharedEmbedding,
     SinusoidalPositionEncoding,
+    TokenMetrics,
     Transformer,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
@@ -49,8 +50,7 @@ def classifier():
     token_ids = keras.Input((None,), dtype="int32")
     x = SinusoidalPositionEncoding()(SharedEmbedding(V, D)(token_ids))
     mask = masking.padding_mask(token_ids)
-    for _ in range(2):
-        x = TransformerEncoderBlock(**SIZES, dropout=0.0)(x, attention_mask=mask)
+    x = TransformerEncoderBlock(**SIZES)(x, attention_mask=mask)
     return keras.Model(token_ids, keras.layers.Dense(2)(x[:, 0]))
 
 
@@ -70,6 +70,7 @@ def language_model(of_decoder_blocks):
 def assert_survives_saving(model, inputs, path):
     model.save(path)
     loaded = keras.saving.load_model(path)
+    assert loaded.get_compile_config() == model.get_compile_config()
     np.testing.assert_allclose(as_numpy(loaded(inputs)), as_numpy(model(inputs)), rtol=0, atol=1e-6)
 
 
@@ -94,7 +95,7 @@ def test_a_decoder_only_model_of_a_users_own_trains(of_decoder_blocks, tmp_path)
     later = TARGET_IN.copy()
     later[:, 2:] = 16
     np.testing.assert_allclose(as_numpy(model(later))[:, :2], before[:, :2], rtol=0, atol=1e-5)
-    model.compile(keras.optimizers.SGD(0.1), LabelSmoothedCrossentropy())
+    model.compile(keras.optimizers.SGD(0.1), LabelSmoothedCrossentropy(), metrics=[TokenMetrics()])
     history = model.fit(TARGET_IN, TARGET, verbose=0).history
     assert np.isfinite(history["loss"]).all()
     assert np.abs(as_numpy(model(TARGET_IN)) - before).max() > 1e-4

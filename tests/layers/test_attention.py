@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_aiayn.layers import attention
 from keras_aiayn.layers.attention import (
     MultiHeadAttention,
     fused_attention,
@@ -84,10 +85,10 @@ def test_a_single_key_gets_all_the_weight_and_no_warning():
     assert_close(output, np.broadcast_to(value[:, :1], (B, T, H, 8)))
 
 
-@pytest.mark.parametrize("attention", [scaled_dot_product_attention, fused_attention])
-def test_additive_mask_is_refused(attention):
+@pytest.mark.parametrize("attend", [scaled_dot_product_attention, fused_attention])
+def test_additive_mask_is_refused(attend):
     with pytest.raises(ValueError, match="must be boolean.*Received: dtype=float32"):
-        attention(*map(ops.convert_to_tensor, heads()), additive(PADDING))
+        attend(*map(ops.convert_to_tensor, heads()), additive(PADDING))
 
 
 @pytest.mark.parametrize("d_k", [4, 1024])
@@ -206,3 +207,13 @@ def test_additive_mask_is_refused_by_the_layer():
     layer, x, memory = layer_and_inputs()
     with pytest.raises(ValueError, match="must be boolean"):
         layer(x, memory, attention_mask=additive(PADDING))
+
+
+@pytest.mark.parametrize("mask", [PADDING, PER_QUERY, NO_KEYS])
+def test_layer_computes_the_same_by_the_kernel_and_by_the_equation(mask, monkeypatch):
+    layer, x, memory = layer_and_inputs()
+    outputs = []
+    for fused in (True, False):
+        monkeypatch.setattr(attention, "prefers_fused_attention", lambda *_, fused=fused: fused)
+        outputs.append(layer(x, memory, attention_mask=mask))
+    assert_close(*outputs)

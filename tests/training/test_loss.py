@@ -191,20 +191,22 @@ def test_history_holds_the_mean_over_real_tokens():
     assert model.evaluate(INPUTS, TARGETS, verbose=0) == pytest.approx(expected, 1e-5)
 
 
-def test_fifty_columns_of_pads_change_neither_loss_nor_update_of_the_transformer():
+def test_fifty_columns_of_pads_and_weights_over_real_tokens_do_not_change_the_transformers_update():
     model = Transformer(V, 1, hidden_dim=8, intermediate_dim=16, num_heads=2, dropout=0.0)
     start = compiled(model).get_weights()
     source = np.array([[4, 5, 6, 3], [7, 3, 0, 0]], "int32")
 
-    def loss_and_update(pads):
+    def loss_and_update(pads=0, weighted=False):
         wide = [np.pad(ids, ((0, 0), (0, pads))) for ids in (source, INPUTS, TARGETS)]
         inputs = {"encoder_token_ids": wide[0], "decoder_token_ids": wide[1]}
+        weights = [(wide[2] != PAD) / REAL.sum()] if weighted else []
         model.set_weights(start)
         before = flat(model)
-        loss = model.train_on_batch(inputs, wide[2], return_dict=True)["loss"]
+        loss = model.train_on_batch(inputs, wide[2], *weights, return_dict=True)["loss"]
         return float(loss), flat(model) - before
 
-    expected_loss, expected = loss_and_update(0)
-    loss, found = loss_and_update(50)
-    assert loss == pytest.approx(expected_loss, rel=1e-6)
-    assert_same_update(found, expected)
+    expected_loss, expected = loss_and_update()
+    for changed in ({"pads": 50}, {"weighted": True}):
+        loss, found = loss_and_update(**changed)
+        assert loss == pytest.approx(expected_loss, rel=1e-6)
+        assert_same_update(found, expected)
