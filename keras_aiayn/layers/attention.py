@@ -1,6 +1,7 @@
 """Section 3.2: scaled dot-product attention, and several heads of it.
 
-Axes: B batch, T queries, S keys, H heads, D head size.
+Axes: B batch, T queries, S keys, H heads, D head size. Heads come before positions, so that both
+products are plain matrix products and a cache is read where it lies.
 """
 
 import functools
@@ -21,24 +22,24 @@ def scaled_dot_product_attention(query, key, value, mask=None, dropout=None):
     variance 1 has variance d_k, and a softmax over large scores has almost no gradient.
 
     Args:
-        query: (B, T, H, d_k).
-        key: (B, S, H, d_k).
-        value: (B, S, H, d_v).
+        query: (B, H, T, d_k).
+        key: (B, H, S, d_k).
+        value: (B, H, S, d_v).
         mask: booleans (B, T, S) or (B, 1, S), True = keep.
         dropout: a function applied to the weights (the paper uses none).
 
     Returns:
-        The output (B, T, H, d_v) and the weights (B, H, T, S), the latter before dropout.
+        The output (B, H, T, d_v) and the weights (B, H, T, S), the latter before dropout.
     """
     scale = float(query.shape[-1]) ** -0.5
-    scores = ops.einsum("bthd,bshd->bhts", query * scale, key)
+    scores = ops.matmul(query * scale, ops.swapaxes(key, -1, -2))  # (B, H, T, S)
     scores = ops.cast(scores, "float32")
     if mask is not None:
         check_mask(mask)
         scores = ops.where(ops.expand_dims(mask, axis=1), scores, MASKED_SCORE)
     weights = ops.cast(_softmax(scores), value.dtype)
     kept = weights if dropout is None else dropout(weights)
-    return ops.einsum("bhts,bshd->bthd", kept, value), weights
+    return ops.matmul(kept, value), weights
 
 
 def _softmax(scores):
@@ -55,7 +56,8 @@ def fused_attention(query, key, value, mask=None):
     if mask is not None:
         check_mask(mask)
         mask = ops.expand_dims(mask, axis=1)  # (B, 1, T, S)
-    return ops.dot_product_attention(query, key, value, mask=mask)
+    query, key, value = (ops.swapaxes(x, 1, 2) for x in (query, key, value))
+    return ops.swapaxes(ops.dot_product_attention(query, key, value, mask=mask), 1, 2)
 
 
 def prefers_fused_attention(query, value):
@@ -182,11 +184,11 @@ class MultiHeadAttention(keras.layers.Layer):
         return (output, weights) if return_attention_scores else output
 
     def project_query(self, query):
-        """Queries of all heads: (B, T, d) to (B, T, H, d_k)."""
+        """Queries of all heads: (B, T, d) to (B, H, T, d_k)."""
         return self._split_heads(self.query_projection(query))
 
     def project_keys(self, key, value=None):
-        """Keys and values of all heads: (B, S, d) to (B, S, H, d_k) and (B, S, H, d_v)."""
+        """Keys and values of all heads: (B, S, d) to (B, H, S, d_k) and (B, H, S, d_v)."""
         keys = self._split_heads(self.key_projection(key))
         values = self._split_heads(self.value_projection(key if value is None else value))
         return keys, values
@@ -206,8 +208,10 @@ class MultiHeadAttention(keras.layers.Layer):
             heads, weights = scaled_dot_product_attention(query, key, value, attention_mask)
         else:
             heads = fused_attention(query, key, value, attention_mask)
-        batch, length = ops.shape(heads)[:2]
-        joined = ops.reshape(heads, (batch, length, self.num_heads * self.value_dim))
+        batch, _, length, _ = ops.shape(heads)
+        joined = ops.reshape(
+            ops.swapaxes(heads, 1, 2), (batch, length, self.num_heads * self.value_dim)
+        )
         return self.output_projection(joined), weights
 
     def _drop(self, weights):
@@ -215,7 +219,8 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def _split_heads(self, x):
         batch, length = ops.shape(x)[:2]
-        return ops.reshape(x, (batch, length, self.num_heads, x.shape[-1] // self.num_heads))
+        heads = ops.reshape(x, (batch, length, self.num_heads, x.shape[-1] // self.num_heads))
+        return ops.swapaxes(heads, 1, 2)
 
     def get_config(self):
         """The constructor's arguments."""

@@ -66,7 +66,7 @@ class TransformerDecoderBlock(TransformerEncoderBlock):
         """
         attention = self.self_attention
         batch = batch_size if memory is None else ops.shape(memory)[0]
-        rows = (batch, length, attention.num_heads)
+        rows = (batch, attention.num_heads, length)
         cache = {
             "self_key": ops.zeros((*rows, attention.key_dim), self.compute_dtype),
             "self_value": ops.zeros((*rows, attention.value_dim), self.compute_dtype),
@@ -95,7 +95,7 @@ class TransformerDecoderBlock(TransformerEncoderBlock):
             query = self.self_attention.project_query(x)
             keys, values = self.self_attention.project_keys(x)
             if cache is not None:
-                start = (0, cache_index, 0, 0)
+                start = (0, 0, cache_index, 0)
                 keys = ops.slice_update(cache["self_key"], start, keys)
                 values = ops.slice_update(cache["self_value"], start, values)
                 cache = cache | {"self_key": keys, "self_value": values}

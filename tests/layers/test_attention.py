@@ -26,24 +26,24 @@ def softmax(scores):
 
 
 def equation_1(query, key, value, mask=None):
-    """Output (B, T, H, d_v) and weights (B, H, T, S); a query without keys averages the values."""
+    """Output (B, H, T, d_v) and weights (B, H, T, S); a query without keys averages the values."""
     output = np.zeros((*query.shape[:3], value.shape[-1]))
-    weights = np.zeros((len(query), query.shape[2], query.shape[1], key.shape[1]))
-    for b, t, h in np.ndindex(query.shape[:3]):
-        kept = np.ones(key.shape[1], bool)
+    weights = np.zeros((*query.shape[:3], key.shape[2]))
+    for b, h, t in np.ndindex(query.shape[:3]):
+        kept = np.ones(key.shape[2], bool)
         if mask is not None and mask[b, t % mask.shape[1]].any():
             kept = mask[b, t % mask.shape[1]]
-        scores = key[b, kept, h] @ query[b, t, h] / np.sqrt(query.shape[-1])
+        scores = key[b, h, kept] @ query[b, h, t] / np.sqrt(query.shape[-1])
         if mask is not None and not mask[b, t % mask.shape[1]].any():
             scores = np.zeros_like(scores)
         weights[b, h, t, kept] = softmax(scores)
-        output[b, t, h] = weights[b, h, t] @ value[b, :, h]
+        output[b, h, t] = weights[b, h, t] @ value[b, h]
     return output, weights
 
 
 def heads(d_k=8, d_v=8):
     rng = np.random.default_rng(0)
-    shapes = (B, T, H, d_k), (B, S, H, d_k), (B, S, H, d_v)
+    shapes = (B, H, T, d_k), (B, H, S, d_k), (B, H, S, d_v)
     return [rng.normal(size=shape).astype("float32") for shape in shapes]
 
 
@@ -80,9 +80,9 @@ def test_fused_attention_is_the_written_out_one_without_keys_too(mask):
 
 def test_a_single_key_gets_all_the_weight_and_no_warning():
     query, key, value = heads()
-    output, weights = scaled_dot_product_attention(query, key[:, :1], value[:, :1])
+    output, weights = scaled_dot_product_attention(query, key[:, :, :1], value[:, :, :1])
     assert_close(weights, np.ones((B, H, T, 1)))
-    assert_close(output, np.broadcast_to(value[:, :1], (B, T, H, 8)))
+    assert_close(output, np.broadcast_to(value[:, :, :1], (B, H, T, 8)))
 
 
 @pytest.mark.parametrize("attend", [scaled_dot_product_attention, fused_attention])
@@ -94,12 +94,12 @@ def test_additive_mask_is_refused(attend):
 @pytest.mark.parametrize("d_k", [4, 1024])
 def test_scale_keeps_the_variance_of_the_scores_at_one(d_k):
     rng = np.random.default_rng(0)
-    query, key = (rng.normal(size=(1, 200, 1, d_k)).astype("float32") for _ in range(2))
+    query, key = (rng.normal(size=(1, 1, 200, d_k)).astype("float32") for _ in range(2))
     _, weights = scaled_dot_product_attention(query, key, key)
     # The logarithm of a softmax is the scores, less one number for each query.
     variance = np.log(as_numpy(weights)).var(axis=-1).mean()
     assert variance == pytest.approx(1.0, abs=0.1)
-    unscaled = np.einsum("bthd,bshd->bhts", query, key)
+    unscaled = np.einsum("bhtd,bhsd->bhts", query, key)
     assert unscaled.var() == pytest.approx(d_k, rel=0.1)
 
 
@@ -137,8 +137,8 @@ def test_multi_head_attention_is_heads_of_their_own_matrices_joined(use_bias):
         query = affine(x, layer.query_projection, slice(h * d_k, (h + 1) * d_k))
         key = affine(memory, layer.key_projection, slice(h * d_k, (h + 1) * d_k))
         value = affine(memory, layer.value_projection, slice(h * d_v, (h + 1) * d_v))
-        one_head = (part[:, :, np.newaxis] for part in (query, key, value))
-        joined.append(equation_1(*one_head, PADDING)[0][:, :, 0])
+        one_head = (part[:, np.newaxis] for part in (query, key, value))
+        joined.append(equation_1(*one_head, PADDING)[0][:, 0])
     expected = affine(np.concatenate(joined, axis=-1), layer.output_projection)
 
     assert_close(layer(x, memory, attention_mask=PADDING), expected, atol=1e-4)
