@@ -14,8 +14,9 @@ import numpy as np
 from keras_aiayn import LabelSmoothedCrossentropy, NoamSchedule, Transformer
 from keras_aiayn.data.tasks import copy_task
 from keras_aiayn.decoding.compiled import search_function
+from keras_aiayn.training.memory import keep_freed_memory
 
-ROWS = 128
+ROWS = 192
 NUM_SYMBOLS = 30
 UNSEEN = 512
 
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
 
+    keep_freed_memory()
     keras.utils.set_random_seed(options.seed)
     model = Transformer(
         vocabulary_size=NUM_SYMBOLS + 4,  # and pad, unknown, begin, end

@@ -30,6 +30,7 @@ from keras_aiayn.data.prepared import Prepared
 from keras_aiayn.evaluation import corpus_scores
 from keras_aiayn.training import checkpoint
 from keras_aiayn.training.loss import LabelSmoothedCrossentropy
+from keras_aiayn.training.memory import keep_freed_memory
 from keras_aiayn.training.progress import StepProgress
 from keras_aiayn.training.schedule import NoamSchedule
 from keras_aiayn.transformer import Transformer
@@ -89,6 +90,7 @@ def run(
     _open_folder(output, data, configs, resume)
     _warn(console, config)
 
+    keep_freed_memory()
     keras.utils.set_random_seed(config.seed)
     model = model_config.build(seed=config.seed)
     schedule = _compile(model, model_config, config)
