@@ -55,7 +55,8 @@ endif
 endif
 
 demo: .venv-$(BACKEND)/.installed
-	@KERAS_BACKEND=$(BACKEND) TF_CPP_MIN_LOG_LEVEL=2 .venv-$(BACKEND)/bin/python examples/dates.py
+	@KERAS_BACKEND=$(BACKEND) TF_CPP_MIN_LOG_LEVEL=2 JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.venv-jax/cache \
+	  .venv-$(BACKEND)/bin/python examples/dates.py
 
 # $(1) the target, $(2) pytest's choice of tests. All backends run, whichever fails.
 define run_tests

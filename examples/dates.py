@@ -26,18 +26,18 @@ SETTINGS = [
     "num_layers=2",
     "dropout=0.0",
     "tokens_per_batch=2048",
-    "warmup_steps=300",
-    "learning_rate_scale=1.0",
-    "max_shapes=3",
-    "evaluate_every=500",
-    "checkpoint_every=500",
+    "warmup_steps=150",
+    "learning_rate_scale=0.4",
+    "max_shapes=2",
+    "evaluate_every=400",
+    "checkpoint_every=400",
 ]
 
 
 def main() -> None:
     """Makes the data, trains, translates."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=1500, help="updates")
+    parser.add_argument("--steps", type=int, default=800, help="updates")
     parser.add_argument("--output", type=Path, default=Path("demo.keras"))
     options = parser.parse_args()
     console = Console()
@@ -83,7 +83,7 @@ def prepare(trained, validation, folder: Path, console: Console) -> prepared.Pre
         paths["valid", "en"],
         paths["valid", "de"],
         folder / "prepared",
-        vocabulary_size=400,
+        vocabulary_size=600,
         progress=console.print,
     )
 

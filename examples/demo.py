@@ -16,7 +16,7 @@ from keras_aiayn.data.tasks import copy_task
 from keras_aiayn.decoding.compiled import search_function
 from keras_aiayn.training.memory import keep_freed_memory
 
-ROWS = 192
+ROWS = 256
 NUM_SYMBOLS = 30
 UNSEEN = 512
 
@@ -35,12 +35,12 @@ def main() -> None:
         num_layers=2,
         hidden_dim=64,
         intermediate_dim=256,
-        num_heads=4,
+        num_heads=2,
         dropout=0.0,
     )
     model.summary(line_length=90)
     model.compile(
-        optimizer=keras.optimizers.Adam(NoamSchedule(64, 200, scale=0.5), 0.9, 0.98, 1e-9),
+        optimizer=keras.optimizers.Adam(NoamSchedule(64, 100, scale=0.2), 0.9, 0.98, 1e-9),
         loss=LabelSmoothedCrossentropy(0.1),
     )
     inputs, targets = copy_task(options.steps * ROWS, num_symbols=NUM_SYMBOLS, seed=options.seed)

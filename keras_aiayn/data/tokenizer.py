@@ -141,6 +141,7 @@ class SentencePieceTokenizer:
                 character_coverage=character_coverage,
                 normalization_rule_name=normalization,
                 byte_fallback=True,
+                split_digits=True,  # a number is written digit by digit, and copied so
                 pad_id=PAD,
                 unk_id=UNK,
                 bos_id=BOS,
