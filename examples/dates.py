@@ -22,15 +22,17 @@ from keras_aiayn.training import train
 
 TRAINED, HELD_OUT, VALIDATION = 40_000, 500, 100
 EXAMPLE = "Tuesday, 3 March 1998"
+AVERAGED = 8  # checkpoints of which the result is the mean, as in section 6.1
 SETTINGS = [
     "num_layers=2",
     "dropout=0.0",
     "tokens_per_batch=2048",
     "warmup_steps=150",
     "learning_rate_scale=0.4",
-    "max_shapes=2",
+    "max_shapes=3",
     "evaluate_every=400",
-    "checkpoint_every=400",
+    "checkpoint_every=30",
+    f"keep_last={AVERAGED}",
 ]
 
 
@@ -50,7 +52,7 @@ def main() -> None:
         corpus = prepare(rest[VALIDATION:], rest[:VALIDATION], Path(folder), console)
         settings = [*SETTINGS, f"steps={options.steps}"]
         configs = train.configure(corpus, "tiny", settings)
-        train.run(corpus, Path(folder) / "run", configs, console=console)
+        train.run(corpus, Path(folder) / "run", configs, average=AVERAGED, console=console)
         # What is tried below is what a service would load.
         keras.saving.load_model(Path(folder) / "run" / "model.keras").save(options.output)
     translator = keras.saving.load_model(options.output)
