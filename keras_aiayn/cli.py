@@ -151,14 +151,15 @@ def train(
 def average(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")],
     output: Annotated[Path, typer.Option(help="The .keras file to write.")],
-    last: Annotated[int, typer.Option(help="How many of the last checkpoints.")] = 5,
+    last: Annotated[int, typer.Option(help="How many of the last checkpoints.")] = 0,
+    best: Annotated[int, typer.Option(help="Or of those with the best validations.")] = 0,
     backend: Backend = None,
 ) -> None:
-    """Average the last checkpoints of a run into one model (section 6.1)."""
+    """Average checkpoints of a run into one model (section 6.1): the last 5 by default."""
     _choose_backend(backend)
     from keras_aiayn.training import train as training
 
-    files = training.average_run(run, last, output)
+    files = training.average_run(run, output, last=last or (0 if best else 5), best=best)
     _say(f"average of {', '.join(path.name for path in files)}: {output}")
 
 
@@ -207,6 +208,11 @@ def evaluate(
     source: Annotated[Path, typer.Option(help="Sentences, one a line.")],
     target: Annotated[Path, typer.Option(help="Their right translations.")],
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
+    paper_bleu: Annotated[
+        bool,
+        typer.Option("--paper-bleu", help="Tokenised BLEU too, compounds split, as in Table 2."),
+    ] = False,
+    language: Annotated[str, typer.Option(help="Of the target, for --paper-bleu.")] = "de",
     beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="alpha of section 6.1.")] = None,
     backend: Backend = None,
@@ -217,16 +223,21 @@ def evaluate(
     pairs = list(corpus.read_pairs(source, target))
     _choose_backend(backend)
     translator = _load(model)
-    from keras_aiayn.evaluation import corpus_scores
+    from keras_aiayn import evaluation
 
     sources, references = [list(side) for side in zip(*pairs, strict=True)] or ([], [])
     translations = list(
         translator.translate_lines(sources, beam_size=beam, length_penalty=length_penalty)
     )
-    scores = corpus_scores(translations, references, lowercase=lowercase)
+    scores = evaluation.corpus_scores(translations, references, lowercase=lowercase)
     print(f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}")
     print(f"chrF {scores.chrf:.2f}  {scores.chrf_signature}")
     print(f"length ratio {scores.length_ratio:.3f}")
+    if paper_bleu:
+        score = evaluation.paper_bleu(
+            translations, references, language=language, lowercase=lowercase
+        )
+        print(f"paper BLEU {score:.2f}  Moses tokens ({language}), compounds split, no smoothing")
 
 
 def _choose_backend(name: str | None, quiet: bool = False) -> None:

@@ -91,12 +91,20 @@ class TrainingConfig:
         beta_1: Adam's decay of the first moment.
         beta_2: Adam's decay of the second moment.
         epsilon: Adam's.
+        global_clipnorm: largest norm of the gradient over all weights; 0 for any.
         accumulation: micro-batches per update.
+        remat: whether to compute the blocks again for their gradients instead of keeping what
+            they computed: slower by a forward pass, in much less memory.
         max_shapes: most batch shapes, each of which JAX and XLA compile once.
         evaluate_every: updates between validations; 0 for one at the end only.
         evaluate_lines: most validation lines that are translated for BLEU; 0 for all.
         checkpoint_every: updates between checkpoints.
+        checkpoint_minutes: time after which there is one sooner; 0 for never (10 in the paper).
         keep_last: checkpoints kept.
+        keep_best: checkpoints kept beside them, of the best validations.
+        best_by: what makes a validation better: `"bleu"` or `"perplexity"`.
+        patience: validations in a row without a better one that end the run, whose result is
+            then the best checkpoint; 0 for any number.
         seed: of initial weights, dropout and the order of batches.
     """
 
@@ -108,12 +116,18 @@ class TrainingConfig:
     beta_1: float = 0.9
     beta_2: float = 0.98
     epsilon: float = 1e-9
+    global_clipnorm: float = 0.0
     accumulation: int = 1
+    remat: bool = False
     max_shapes: int = 8
     evaluate_every: int = 1_000
     evaluate_lines: int = 0
     checkpoint_every: int = 1_000
+    checkpoint_minutes: float = 0.0
     keep_last: int = 5
+    keep_best: int = 0
+    best_by: str = "bleu"
+    patience: int = 0
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -122,12 +136,31 @@ class TrainingConfig:
         counts = ("accumulation", "max_shapes", "checkpoint_every", "keep_last")
         for name in (*sizes, *counts):
             _check(getattr(self, name) > 0, f"`{name}` must be positive", name, self)
-        for name in ("evaluate_every", "evaluate_lines", "seed"):
+        for name in (
+            "evaluate_every",
+            "evaluate_lines",
+            "global_clipnorm",
+            "checkpoint_minutes",
+            "keep_best",
+            "patience",
+            "seed",
+        ):
             _check(getattr(self, name) >= 0, f"`{name}` must not be negative", name, self)
+        _check(
+            self.best_by in ("bleu", "perplexity"),
+            '`best_by` must be "bleu" or "perplexity"',
+            "best_by",
+            self,
+        )
         smoothing = self.label_smoothing
         _check(
             0.0 <= smoothing < 1.0, "`label_smoothing` must be in [0, 1)", "label_smoothing", self
         )
+
+    @property
+    def best_kept(self) -> int:
+        """How many of the best checkpoints are kept: with `patience` one at least."""
+        return max(self.keep_best, int(self.patience > 0))
 
 
 def _check(holds: bool, rule: str, name: str, config: Any) -> None:
@@ -163,7 +196,7 @@ TABLE_3: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 # Small data and small batches want a shorter warm-up, or a run would end inside it.
-SMALL_TRAINING = {"steps": 10_000, "tokens_per_batch": 4_096, "warmup_steps": 1_000}
+SMALL_TRAINING: dict[str, Any] = {"steps": 10_000, "tokens_per_batch": 4_096, "warmup_steps": 1_000}
 
 
 def table3(name: str, vocabulary_size: int = 37_000) -> tuple[TransformerConfig, TrainingConfig]:

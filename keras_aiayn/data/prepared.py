@@ -111,11 +111,24 @@ class Prepared:
     target_tokenizer: Tokenizer
     train: Split
     valid: Split | None
+    _stamps: dict[str, tuple[int, ...]] = dataclasses.field(repr=False)
 
     @property
     def fingerprint(self) -> str:
         """A hash of the contents: equal for corpora that train alike."""
         return self.meta["fingerprint"]
+
+    def check_unchanged(self) -> None:
+        """Refuses to go on over files that are not those that were opened.
+
+        Raises:
+            ValueError: If one is gone, or was written to since.
+        """
+        for name, opened in self._stamps.items():
+            if _stamp(self.folder / name) != opened:
+                raise ValueError(
+                    f"{self.folder / name} changed while it was in use: prepare into a new folder"
+                )
 
 
 def open(folder: PathLike) -> Prepared:
@@ -143,8 +156,22 @@ def open(folder: PathLike) -> Prepared:
     source_tokenizer, target_tokenizer = tokenizers.load(folder)
     splits = {name: Split(folder, name, meta["token_dtypes"]) for name in meta["splits"]}
     return Prepared(
-        folder, meta, source_tokenizer, target_tokenizer, splits["train"], splits.get("valid")
+        folder,
+        meta,
+        source_tokenizer,
+        target_tokenizer,
+        splits["train"],
+        splits.get("valid"),
+        {name: _stamp(folder / name) for name in (*meta["files"], "meta.json")},
     )
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What changes when a file is written or replaced; empty for no file."""
+    if not path.is_file():
+        return ()
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

@@ -37,6 +37,12 @@ def save(folder: Path, model: keras.Model, position: dict[str, Any]) -> Path:
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()  # within `fit` JAX's trainer holds the values
     arrays = {name: ops.convert_to_numpy(value) for name, value in _state(model).items()}
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(
+                f"step {position['step']:,} is not saved: {name} is no longer finite. The "
+                f"checkpoints before it stay in {folder}"
+            )
     arrays[POSITION] = np.frombuffer(json.dumps(position).encode(), "uint8")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{position['step']:08d}.npz"
@@ -83,10 +89,31 @@ def whole(path: Path) -> bool:
     return POSITION in arrays
 
 
-def prune(folder: Path, keep_last: int) -> None:
-    """Removes all checkpoints but the last ones."""
-    for path in find(folder)[:-keep_last]:
-        path.unlink()
+def best(folder: Path, number: int) -> list[Path]:
+    """The checkpoints with the best validations, at most `number`, oldest first.
+
+    Of equal ones the earlier counts as better. `position["score"]` is what is compared.
+    """
+    scores = {path: _position(path).get("score") for path in find(folder) if number}
+    judged = [(-score, path) for path, score in scores.items() if score is not None]
+    return sorted(path for _, path in sorted(judged)[:number])
+
+
+def prune(folder: Path, keep_last: int, keep_best: int = 0) -> None:
+    """Removes all checkpoints but the last and the best ones."""
+    kept = {*find(folder)[-keep_last:], *best(folder, keep_best)}
+    for path in find(folder):
+        if path not in kept:
+            path.unlink()
+
+
+def _position(path: Path) -> dict[str, Any]:
+    """The position in a checkpoint; empty where that cannot be read."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return json.loads(archive[POSITION].tobytes())
+    except DAMAGE:
+        return {}
 
 
 def average(paths: Sequence[Path], model: keras.Model) -> None:

@@ -1,5 +1,6 @@
 """What a run shows while it goes on: a bar with loss, accuracy, learning rate, rate, time left."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Self
@@ -22,6 +23,7 @@ class StepProgress(keras.callbacks.Callback):
         done: updates done before.
         learning_rate: the rate of an update, counted from 1.
         accumulation: micro-batches of an update.
+        checkpoint_seconds: time after which a segment is ended for a checkpoint; 0 for never.
     """
 
     def __init__(
@@ -31,12 +33,14 @@ class StepProgress(keras.callbacks.Callback):
         done: int,
         learning_rate: Callable[[int], float],
         accumulation: int = 1,
+        checkpoint_seconds: float = 0.0,
     ):
         super().__init__()
         self.step = done
         self.stop_requested = False
         self._console, self._total, self._learning_rate = console, total, learning_rate
-        self._accumulation = accumulation
+        self._accumulation, self._checkpoint_seconds = accumulation, checkpoint_seconds
+        self._saved = time.perf_counter()
         self._micro_batches = 0
         self._tokens: list[int] = []
         self._tokens_done, self._began, self._shown = 0, time.perf_counter(), 0.0
@@ -64,6 +68,14 @@ class StepProgress(keras.callbacks.Callback):
         self._tokens, self._tokens_done, self._micro_batches = target_tokens, 0, 0
         self._began = time.perf_counter()
 
+    def checkpoint_is_due(self) -> bool:
+        """Whether the time since the last checkpoint is over."""
+        return 0 < self._checkpoint_seconds <= time.perf_counter() - self._saved
+
+    def checkpoint_was_saved(self) -> None:
+        """Starts that time anew."""
+        self._saved = time.perf_counter()
+
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         """Counts a micro-batch; draws at most twice a second."""
         self._micro_batches += 1
@@ -71,7 +83,9 @@ class StepProgress(keras.callbacks.Callback):
             return
         self._tokens_done += self._tokens[self._micro_batches // self._accumulation - 1]
         self.step += 1
-        if self.stop_requested:
+        # A loss that is no number stays none: what follows would be lost.
+        lost = not math.isfinite((logs or {}).get("token_loss", 0.0))
+        if self.stop_requested or lost or self.checkpoint_is_due():
             self.model.stop_training = True
         now = time.perf_counter()
         due = REFRESH_SECONDS if self._console.is_terminal else LINE_SECONDS

@@ -14,13 +14,16 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import json
+import math
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
+from keras import ops
 from rich.console import Console
 
 from keras_aiayn.config import TrainingConfig, TransformerConfig, preset, with_settings
@@ -31,12 +34,23 @@ from keras_aiayn.evaluation import corpus_scores
 from keras_aiayn.training import checkpoint
 from keras_aiayn.training.loss import LabelSmoothedCrossentropy
 from keras_aiayn.training.memory import keep_freed_memory
+from keras_aiayn.training.optimizer import adam
 from keras_aiayn.training.progress import StepProgress
+from keras_aiayn.training.remat import recompute_blocks
 from keras_aiayn.training.schedule import NoamSchedule
 from keras_aiayn.transformer import Transformer
 from keras_aiayn.translator import Translator
 
 Configs = tuple[TransformerConfig, TrainingConfig]
+
+# What `log.jsonl` tells of a training token, from the metrics of `fit`.
+TOKEN_MEANS = ("token_loss", "nll", "token_accuracy")
+# What a resumed run may have otherwise than when it was started.
+MAY_CHANGE = ("package", "steps", "patience", "keep_last", "keep_best", "checkpoint_minutes")
+COLLAPSED = (
+    "warning: all translations of the validation are alike: the decoder says one sentence "
+    "whatever it reads. Early in a run it may pass; if it stays, lower learning_rate_scale"
+)
 
 
 def configure(data: Prepared, name: str, settings: list[str]) -> Configs:
@@ -93,7 +107,9 @@ def run(
     keep_freed_memory()
     keras.utils.set_random_seed(config.seed)
     model = model_config.build(seed=config.seed)
-    schedule = _compile(model, model_config, config)
+    if config.remat:
+        recompute_blocks(model)
+    schedule, gradient_norm = _compile(model, model_config, config)
     if init is not None:
         _warm_start(model, init, data)
     translator = Translator(model, data.source_tokenizer, data.target_tokenizer)
@@ -102,7 +118,9 @@ def run(
         "epoch": 0,
         "batch": 0,
         "seconds": 0.0,
-        "best_bleu": -1.0,
+        "sums": {},  # since the last validation
+        "best": {},  # of each measure, over all validations
+        "validations_since_best": 0,
     }
     if resume:
         position = _resume(output, model, console) or position
@@ -115,9 +133,11 @@ def run(
         position["step"],
         lambda s: float(schedule(_micro(s, config))),
         config.accumulation,
+        checkpoint_seconds=60 * config.checkpoint_minutes,
     )
     with _writer(output) as write, progress, _stopping_on_interrupt(progress):
-        while position["step"] < config.steps:
+        while not _is_over(position, config):
+            data.check_unchanged()
             plan = _plan(data, config, position["epoch"])
             updates = _updates_ahead(position, plan, config)
             segment = range(position["batch"], position["batch"] + updates)
@@ -137,54 +157,75 @@ def run(
             )
             seconds = time.perf_counter() - began
             done = range(segment.start, segment.start + progress.step - position["step"])
-            position = _advance(position, plan, len(done), seconds)
+            _check_finite(history.history, position["step"], progress.step, output)
+            position = _advance(position, plan, done, seconds, history.history)
 
-            finished = position["step"] == config.steps
             stopped = progress.stop_requested
-            if _due(position["step"], config.evaluate_every) and not stopped or finished:
+            finished = position["step"] == config.steps
+            evaluates = _due(position["step"], config.evaluate_every) and not stopped or finished
+            if evaluates:
                 record = {
-                    **position,
-                    **_training_record(history.history, plan, done, seconds),
+                    **{name: position[name] for name in ("step", "epoch", "batch", "seconds")},
+                    **_training_record(position["sums"], plan),
+                    "gradient_norm": float(ops.convert_to_numpy(gradient_norm)),
                     "learning_rate": float(schedule(_micro(position["step"], config))),
                     **_validate(data, translator, config),
                 }
-                position["best_bleu"] = max(position["best_bleu"], record.get("bleu", -1.0))
+                position = _judge(position, record, config)
                 write(record)
                 console.print(_line(record))
-            if _due(position["step"], config.checkpoint_every) or finished or stopped:
+                if record.get("collapsed"):
+                    console.print(COLLAPSED)
+            ends = stopped or _is_over(position, config)
+            if (
+                ends
+                or _due(position["step"], config.checkpoint_every)
+                or progress.checkpoint_is_due()
+                or (evaluates and config.best_kept)
+            ):
                 checkpoint.save(output / "checkpoints", model, position)
-                checkpoint.prune(output / "checkpoints", config.keep_last)
+                checkpoint.prune(output / "checkpoints", config.keep_last, config.best_kept)
+                progress.checkpoint_was_saved()
             if stopped:
                 console.print(f"stopped at step {position['step']:,}; go on with --resume")
                 raise KeyboardInterrupt
 
-    if average > 1:
-        paths = checkpoint.find(output / "checkpoints")[-average:]
-        checkpoint.average(paths, model)
+    chosen = _chosen(output / "checkpoints", position, config, average)
+    if chosen:
+        checkpoint.average(chosen, model)
         scores = _validate(data, translator, config)
-        console.print(
-            f"average of {', '.join(path.stem for path in paths)}: {_line_of_scores(scores)}"
-        )
+        names = ", ".join(path.stem for path in chosen)
+        how = "average of" if len(chosen) > 1 else "the best checkpoint,"
+        console.print(f"{how} {names}: {_line_of_scores(scores)}")
     translator.save(output / "model.keras")
     return translator
 
 
-def average_run(folder: Path, last: int, output: Path) -> list[Path]:
-    """Averages the last checkpoints of a run that ended, or still goes on, into a translator.
+def average_run(folder: Path, output: Path, *, last: int = 0, best: int = 0) -> list[Path]:
+    """Averages checkpoints of a run that ended, or still goes on, into a translator.
 
     Args:
         folder: of the run.
-        last: how many checkpoints.
         output: the `.keras` file to write.
+        last: how many of the last checkpoints, or
+        best: how many of those with the best validations.
 
     Returns:
         The checkpoints that went in.
     """
+    if (last > 0) == (best > 0):
+        raise ValueError(
+            f"an average is of the last or of the best. Received: last={last}, best={best}"
+        )
     started = _started_with(folder)
-    paths = checkpoint.find(folder / "checkpoints")[-last:] if last > 0 else []
-    if len(paths) != last or not paths:
-        kept = len(checkpoint.find(folder / "checkpoints"))
-        raise ValueError(f"{folder} keeps {kept} checkpoints. Received: an average of {last}")
+    kept = checkpoint.find(folder / "checkpoints")
+    paths = kept[-last:] if last else checkpoint.best(folder / "checkpoints", best)
+    if len(paths) != last + best:
+        judged = "" if last else ", as far as validations were made of them,"
+        raise ValueError(
+            f"{folder} keeps {len(kept if last else paths)} checkpoints{judged} "
+            f"Received: an average of {last + best}"
+        )
     model = TransformerConfig(**started["model"]).build()
     checkpoint.average(paths, model)
     source, target = tokenizers.load(folder)
@@ -210,6 +251,11 @@ def _check(data: Prepared, configs: Configs, average: int) -> None:
             f"an average of {average} checkpoints needs as many to be kept. Received: "
             f"keep_last={config.keep_last}, steps={config.steps}, "
             f"checkpoint_every={config.checkpoint_every}, which keep {kept}"
+        )
+    if data.valid is None and config.best_kept:
+        raise ValueError(
+            "`patience` and `keep_best` compare validations, and the corpus was prepared without "
+            f"any. Received: patience={config.patience}, keep_best={config.keep_best}"
         )
 
 
@@ -245,12 +291,12 @@ def _started_with(folder: Path) -> dict[str, Any]:
 
 
 def _differences(then: Any, now: Any, name: str = "") -> list[str]:
-    """What differs, as `name: then, now`. The package's version may, and so may the steps."""
+    """What differs, as `name: then, now`. The version may, and what decides nothing but the end."""
     if isinstance(now, dict) and isinstance(then, dict):
         return [
             difference
             for key in now.keys() | then.keys()
-            if key not in ("package", "steps", "keep_last")
+            if key not in MAY_CHANGE
             for difference in _differences(then.get(key), now.get(key), f"{name}.{key}".strip("."))
         ]
     return [] if then == now else [f"{name} was {then} and is {now}"]
@@ -266,25 +312,19 @@ def _warn(console: Console, config: TrainingConfig) -> None:
 
 def _compile(
     model: Transformer, model_config: TransformerConfig, config: TrainingConfig
-) -> NoamSchedule:
-    """Section 5.3: Adam under the paper's schedule."""
+) -> tuple[NoamSchedule, keras.Variable]:
+    """The optimizer and the loss: the schedule, and the norm of the last gradient."""
     schedule = NoamSchedule(
         model_config.hidden_dim,
         config.warmup_steps,
         config.learning_rate_scale,
         config.accumulation,
     )
-    optimizer = keras.optimizers.Adam(
-        schedule,
-        beta_1=config.beta_1,
-        beta_2=config.beta_2,
-        epsilon=config.epsilon,
-        gradient_accumulation_steps=config.accumulation if config.accumulation > 1 else None,
-    )
+    optimizer, gradient_norm = adam(schedule, config)
     model.compile(optimizer=optimizer, loss=LabelSmoothedCrossentropy(config.label_smoothing))
     # Unbuilt, it would make its variables inside TensorFlow's graph, which is then traced twice.
-    optimizer.build(model.trainable_variables)
-    return schedule
+    model.optimizer.build(model.trainable_variables)
+    return schedule, gradient_norm
 
 
 def _micro(step: int, config: TrainingConfig) -> int:
@@ -310,6 +350,8 @@ def _warm_start(model: Transformer, path: Path, data: Prepared) -> None:
 
 def _resume(output: Path, model: Transformer, console: Console) -> dict[str, Any] | None:
     """Loads the last whole checkpoint, if there is one, and says what was passed over."""
+    for part in sorted((output / "checkpoints").glob("*.part")):
+        console.print(f"{part} was not finished and is passed over")
     for path in reversed(checkpoint.find(output / "checkpoints")):
         if checkpoint.whole(path):
             console.print(f"resuming from {path}")
@@ -355,37 +397,104 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
+def _is_over(position: dict[str, Any], config: TrainingConfig) -> bool:
+    patient = not config.patience or position["validations_since_best"] < config.patience
+    return position["step"] >= config.steps or not patient
+
+
+def _check_finite(history: dict[str, list[float]], before: int, now: int, output: Path) -> None:
+    """Ends a run whose loss is no number, before anything of it is saved."""
+    loss = history["token_loss"][-1]
+    if math.isfinite(loss):
+        return
+    first = before + 1
+    when = f"at step {now:,}" if now == first else f"between steps {first:,} and {now:,}"
+    kept = checkpoint.find(output / "checkpoints")
+    last = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint yet"
+    raise ValueError(
+        f"the loss became {loss} {when}; {last}. Start anew "
+        "with a lower learning_rate_scale, a longer warmup_steps or global_clipnorm=1"
+    )
+
+
 def _advance(
-    position: dict[str, Any], plan: batching.BatchPlan, updates: int, seconds: float
+    position: dict[str, Any],
+    plan: batching.BatchPlan,
+    batches: range,
+    seconds: float,
+    history: dict[str, list[float]],
 ) -> dict[str, Any]:
-    batch = position["batch"] + updates
-    epochs, batch = divmod(batch, len(plan))
-    return {
-        **position,
-        "step": position["step"] + updates,
-        "epoch": position["epoch"] + epochs,
-        "batch": batch,
-        "seconds": position["seconds"] + seconds,
-    }
-
-
-def _training_record(
-    history: dict[str, list[float]], plan: batching.BatchPlan, batches: range, seconds: float
-) -> dict[str, float]:
-    """What the segment that just ended says of training."""
-    names = ("token_loss", "nll", "perplexity", "token_accuracy")
+    """The position after a segment, with what the log will say of it added up."""
     source_tokens, target_tokens = (
         sum(count(batch) for batch in batches) for count in (plan.source_tokens, plan.target_tokens)
     )
+    added = {name: history[name][-1] * target_tokens for name in TOKEN_MEANS}
+    added |= {"source": source_tokens, "target": target_tokens, "seconds": seconds}
+    epochs, batch = divmod(batches.stop, len(plan))
     return {
-        **{name: history[name][-1] for name in names},
-        "source_tokens_per_second": source_tokens / seconds,
-        "target_tokens_per_second": target_tokens / seconds,
-        "real_share": plan.real_share,
+        **position,
+        "step": position["step"] + len(batches),
+        "epoch": position["epoch"] + epochs,
+        "batch": batch,
+        "seconds": position["seconds"] + seconds,
+        "sums": {name: position["sums"].get(name, 0) + value for name, value in added.items()},
+        "score": None,  # no validation was made of these weights
     }
 
 
-def _validate(data: Prepared, translator: Translator, config: TrainingConfig) -> dict[str, float]:
+def _judge(
+    position: dict[str, Any], record: dict[str, Any], config: TrainingConfig
+) -> dict[str, Any]:
+    """The position after a validation: the best of each measure, and how long ago that was."""
+    measures = {"bleu": 1, "valid_perplexity": -1}
+    scores = {name: sign * record[name] for name, sign in measures.items() if name in record}
+    best = {name: max(score, position["best"].get(name, score)) for name, score in scores.items()}
+    decisive = "bleu" if config.best_by == "bleu" else "valid_perplexity"
+    score, before = scores.get(decisive), position["best"].get(decisive)
+    better = score is not None and (before is None or score > before)
+    return {
+        **position,
+        "sums": {},
+        "score": score,
+        "best": best,
+        "validations_since_best": 0 if better else position["validations_since_best"] + 1,
+    }
+
+
+def _training_record(sums: dict[str, float], plan: batching.BatchPlan) -> dict[str, float]:
+    """What the log says of the training since the last validation."""
+    means = {name: sums[name] / sums["target"] for name in TOKEN_MEANS}
+    return {
+        **means,
+        "perplexity": math.exp(means["nll"]),
+        "source_tokens_per_second": sums["source"] / sums["seconds"],
+        "target_tokens_per_second": sums["target"] / sums["seconds"],
+        "real_share": plan.real_share,
+        "shapes": len(plan.shapes),
+        **_peak_memory(),
+    }
+
+
+def _peak_memory() -> dict[str, float]:
+    """The most memory that the process has held, where the system tells."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return {}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"peak_memory_mb": peak / (2**20 if sys.platform == "darwin" else 2**10)}
+
+
+def _chosen(
+    folder: Path, position: dict[str, Any], config: TrainingConfig, average: int
+) -> list[Path]:
+    """The checkpoints that the result is made of; none where it is what training left."""
+    if average > 1:
+        return checkpoint.find(folder)[-average:]
+    return checkpoint.best(folder, 1) if config.patience else []
+
+
+def _validate(data: Prepared, translator: Translator, config: TrainingConfig) -> dict[str, Any]:
     """Perplexity without smoothing over all validation pairs, BLEU of real beam output."""
     if data.valid is None:
         return {}
@@ -401,17 +510,21 @@ def _validate(data: Prepared, translator: Translator, config: TrainingConfig) ->
     scores = translator.model.evaluate(
         batching.dataset(data.valid, plan), verbose=0, return_dict=True
     )
+    references = data.valid.target_texts()
+    words = sum(len(text.split()) for text in references)
     lines = slice(config.evaluate_lines or None)
-    sources, references = data.valid.source_texts()[lines], data.valid.target_texts()[lines]
-    translations = translator.translate(sources)
-    judged = corpus_scores(translations, references)
+    translations = translator.translate(data.valid.source_texts()[lines])
+    judged = corpus_scores(translations, references[lines])
     return {
         "valid_nll": scores["nll"],
         "valid_perplexity": scores["perplexity"],
+        # Words do not depend on the vocabulary, so models with others can be compared.
+        "valid_word_perplexity": math.exp(scores["nll"] * int(lengths[1].sum()) / words),
         "valid_token_accuracy": scores["token_accuracy"],
         "bleu": judged.bleu,
         "bleu_signature": judged.bleu_signature,
         "length_ratio": judged.length_ratio,
+        "collapsed": len(set(translations)) == 1 < len(set(references[lines])),
     }
 
 

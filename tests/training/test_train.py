@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import keras
 import numpy as np
@@ -131,13 +132,13 @@ def test_the_average_is_the_mean_of_the_last_checkpoints(corpus, tmp_path):
 
 def average_of(folder):
     """What the verb `average` makes of a run."""
-    train.average_run(folder, 2, folder / "average.keras")
+    train.average_run(folder, folder / "average.keras", last=2)
     return weights_of(keras.saving.load_model(folder / "average.keras"))
 
 
 def test_an_average_of_more_checkpoints_than_there_are_is_refused(whole_run, tmp_path):
     with pytest.raises(ValueError, match="keeps 2 checkpoints"):
-        train.average_run(whole_run[0], 3, tmp_path / "average.keras")
+        train.average_run(whole_run[0], tmp_path / "average.keras", last=3)
     assert not list(tmp_path.iterdir())
 
 
@@ -181,3 +182,117 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(corpus, tmp_path, monkeypa
         run(corpus, output)
     (only,) = (output / "checkpoints").iterdir()
     assert checkpoint.whole(only)
+
+
+def log_of(output):
+    return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+
+
+def test_computing_blocks_again_changes_no_weight(corpus, whole_run, tmp_path):
+    """Dropout is on: the masks of the second computation must be those of the first."""
+    again = run(corpus, tmp_path / "run", "remat=true")
+    for ours, theirs in zip(weights_of(again), weights_of(whole_run[1]), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6)
+
+
+@pytest.mark.parametrize("best_by", ["bleu", "perplexity"])
+def test_a_run_ends_when_validations_no_longer_get_better(corpus, tmp_path, monkeypatch, best_by):
+    """Validations 1 to 5 as told; the second is the best, and the run ends after two more."""
+    told = iter([3.0, 9.0, 5.0, 9.0, 10.0])
+
+    def validate(*_):
+        score = next(told)
+        return {"bleu": score, "valid_perplexity": 20 - score}
+
+    monkeypatch.setattr(train, "_validate", validate)
+    translator = run(
+        corpus, tmp_path / "run", "steps=40", "evaluate_every=4", "patience=2",
+        f"best_by={best_by}", "checkpoint_every=40",
+    )  # fmt: skip
+    assert [line["step"] for line in log_of(tmp_path / "run")] == [4, 8, 12, 16]
+    best = np.load(tmp_path / "run" / "checkpoints" / "step-00000008.npz")
+    model = translator.model
+    for i, variable in enumerate(model.variables):
+        if any(variable is weight for weight in model.weights):
+            np.testing.assert_array_equal(
+                keras.ops.convert_to_numpy(variable), best[f"model/{i:04d}"]
+            )
+    assert "the best checkpoint, step-00000008" in (tmp_path / "run.txt").read_text()
+
+
+def test_the_best_checkpoints_are_kept_beside_the_last(corpus, tmp_path, monkeypatch):
+    told = iter([3.0, 9.0, 5.0, 9.0, 8.0])
+    monkeypatch.setattr(
+        train, "_validate", lambda *_: {"bleu": next(told), "valid_perplexity": 1.0}
+    )
+    run(
+        corpus, tmp_path / "run", "steps=5", "evaluate_every=1", "checkpoint_every=1",
+        "keep_last=1", "keep_best=2",
+    )  # fmt: skip
+    kept = checkpoint.find(tmp_path / "run" / "checkpoints")
+    assert [path.stem[-1] for path in kept] == ["2", "4", "5"]
+    assert checkpoint.best(tmp_path / "run" / "checkpoints", 1) == kept[:1]  # the earlier 9
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_spares_the_checkpoints(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"loss became nan at step 2; .*step-00000001"):
+        # One update leaves weights of 1e27, which are numbers; their products are not.
+        run(corpus, tmp_path / "run", "steps=40", "checkpoint_every=1", "learning_rate_scale=1e30")
+    (only, *_) = checkpoint.find(tmp_path / "run" / "checkpoints")
+    assert checkpoint.whole(only)
+
+
+def test_a_decoder_that_says_one_thing_only_is_noticed(corpus, tmp_path):
+    run(corpus, tmp_path / "run", "steps=1")
+    (record,) = log_of(tmp_path / "run")
+    assert record["collapsed"] == (
+        "translations of the validation are alike"
+        in ((tmp_path / "run.txt").read_text().replace("\n", " "))
+    )
+
+
+def test_a_corpus_that_changes_under_a_run_ends_it(corpus, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus.folder, copy)
+    data = prepared.open(copy)
+    (copy / "train.target.tokens").touch()
+    with pytest.raises(ValueError, match=r"train.target.tokens changed while it was in use"):
+        run(data, tmp_path / "run")
+
+
+def test_time_makes_checkpoints_too(corpus, whole_run, tmp_path):
+    translator = run(
+        corpus, tmp_path / "run", "checkpoint_every=100", "checkpoint_minutes=1e-9", "keep_last=9"
+    )
+    names = [path.stem[-1] for path in checkpoint.find(tmp_path / "run" / "checkpoints")]
+    assert names == list("123456")
+    for ours, theirs in zip(weights_of(translator), weights_of(whole_run[1]), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_log_holds_what_a_run_should_be_judged_by(corpus, whole_run):
+    (record,) = log_of(whole_run[0])
+    assert record["gradient_norm"] > 0 and record["peak_memory_mb"] > 50
+    assert 0 < record["real_share"] <= 1 and record["shapes"] <= 2
+    tokens = corpus.valid.target_lengths().sum()
+    words = sum(len(text.split()) for text in corpus.valid.target_texts())
+    assert record["valid_word_perplexity"] ** words == pytest.approx(
+        record["valid_perplexity"] ** float(tokens), rel=1e-3
+    )
+    assert record["source_tokens_per_second"] > 0 and record["target_tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_trains_and_resumes(corpus, tmp_path, policy):
+    """float16 with Keras's loss scaling, whose state is part of a checkpoint."""
+    if policy == "mixed_float16" and keras.backend.backend() == "jax":
+        pytest.skip("JAX has no float16 product on a CPU")
+    once = run(corpus, tmp_path / "once", f"dtype={policy}")
+    run(corpus, tmp_path / "twice", f"dtype={policy}", "steps=3")
+    twice = run(corpus, tmp_path / "twice", f"dtype={policy}", resume=True)
+    for ours, theirs in zip(weights_of(twice), weights_of(once), strict=True):
+        assert ours.dtype == "float32"
+        np.testing.assert_array_equal(ours, theirs)
+    record, *_ = log_of(tmp_path / "once")
+    assert 0 < record["gradient_norm"] < 100 and np.isfinite(record["valid_perplexity"])
+    assert once.model.encoder_blocks[0].compute_dtype == policy.removeprefix("mixed_")
