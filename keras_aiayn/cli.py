@@ -151,15 +151,15 @@ def train(
 def average(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")],
     output: Annotated[Path, typer.Option(help="The .keras file to write.")],
-    last: Annotated[int, typer.Option(help="How many of the last checkpoints.")] = 0,
-    best: Annotated[int, typer.Option(help="Or of those with the best validations.")] = 0,
+    last: Annotated[int | None, typer.Option(help="How many of the last checkpoints.")] = None,
+    best: Annotated[int | None, typer.Option(help="Or of those with the best validations.")] = None,
     backend: Backend = None,
 ) -> None:
     """Average checkpoints of a run into one model (section 6.1): the last 5 by default."""
     _choose_backend(backend)
     from keras_aiayn.training import train as training
 
-    files = training.average_run(run, output, last=last or (0 if best else 5), best=best)
+    files = training.average_run(run, output, last=last, best=best)
     _say(f"average of {', '.join(path.name for path in files)}: {output}")
 
 

@@ -100,7 +100,8 @@ def torch_transformer(model, norm_first):
     return theirs.eval()
 
 
-@pytest.mark.parametrize(("use_bias", "normalize_first"), [(False, False), (True, True)])
+@pytest.mark.parametrize("normalize_first", [False, True])
+@pytest.mark.parametrize("use_bias", [False, True])
 def test_logits_are_those_of_torchs_transformer(use_bias, normalize_first):
     model = make(use_bias=use_bias, normalize_first=normalize_first)
     theirs = torch_transformer(model, normalize_first)
@@ -187,8 +188,8 @@ def marian(model, activation):
     return theirs
 
 
-def test_logits_are_those_of_marian():
-    activation = "swish"  # as in OPUS-MT; the test above has the paper's
+@pytest.mark.parametrize("activation", ["relu", "swish"])
+def test_logits_are_those_of_marian(activation):
     model = make(
         use_bias=True, use_logits_bias=True, layer_norm_epsilon=1e-5, activation=activation
     )

@@ -50,7 +50,8 @@ def classifier():
     token_ids = keras.Input((None,), dtype="int32")
     x = SinusoidalPositionEncoding()(SharedEmbedding(V, D)(token_ids))
     mask = masking.padding_mask(token_ids)
-    x = TransformerEncoderBlock(**SIZES)(x, attention_mask=mask)
+    for _ in range(2):
+        x = TransformerEncoderBlock(**SIZES)(x, attention_mask=mask)
     return keras.Model(token_ids, keras.layers.Dense(2)(x[:, 0]))
 
 

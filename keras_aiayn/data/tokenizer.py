@@ -110,6 +110,8 @@ class SentencePieceTokenizer:
     ) -> Self:
         """Learns the subwords of a text. The same lines always give the same tokenizer.
 
+        Digits are subwords of their own, so that a number is copied as it is read.
+
         Args:
             lines: The text. It is read once, and not held in memory beyond `max_lines`.
             vocabulary_size: The number of ids, the 4 special ones and the 256 bytes included.
@@ -141,7 +143,7 @@ class SentencePieceTokenizer:
                 character_coverage=character_coverage,
                 normalization_rule_name=normalization,
                 byte_fallback=True,
-                split_digits=True,  # a number is written digit by digit, and copied so
+                split_digits=True,
                 pad_id=PAD,
                 unk_id=UNK,
                 bos_id=BOS,

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process: on a CPU, a third of a training step was page faults."""
+"""Freed memory stays with the process, so that training on a CPU is spared its page faults."""
 
 import ctypes
 import os
@@ -14,8 +14,8 @@ def keep_freed_memory() -> bool:
     """Tells the C library to keep what is freed instead of handing it back to the system.
 
     By default glibc maps each large array anew and unmaps it after use, so that every step of a
-    training on a CPU has its gigabyte of activations zeroed page by page. One heap that never
-    shrinks is 1.2 to 1.5 times faster for some hundred MB more. Call it before the first
+    training on a CPU has its activations zeroed page by page. One heap that never shrinks is
+    faster and holds some more (`benchmarks/memory.py` measures both). Call it before the first
     operation: threads that have a heap of their own keep it.
 
     Returns:

@@ -136,52 +136,40 @@ def run(
         checkpoint_seconds=60 * config.checkpoint_minutes,
     )
     with _writer(output) as write, progress, _stopping_on_interrupt(progress):
+
+        def validated(position: dict[str, Any]) -> dict[str, Any]:
+            record = {
+                **_training_record(position),
+                "gradient_norm": float(ops.convert_to_numpy(gradient_norm)),
+                "learning_rate": float(schedule(_micro(position["step"], config))),
+                **_validate(data, translator, config),
+            }
+            write(record)
+            console.print(_line(record))
+            return _judge(position, record, config)
+
+        if _validation_is_due(position, config):  # an interrupt came between it and its update
+            position = validated(position)
         while not _is_over(position, config):
             data.check_unchanged()
             plan = _plan(data, config, position["epoch"])
             updates = _updates_ahead(position, plan, config)
             segment = range(position["batch"], position["batch"] + updates)
-            progress.begin_segment([plan.target_tokens(batch) for batch in segment])
-            began = time.perf_counter()
-            history = model.fit(
-                batching.dataset(
-                    data.train,
-                    plan,
-                    start=segment.start,
-                    stop=segment.stop,
-                    accumulation=config.accumulation,
-                ),
-                shuffle=False,
-                verbose=0,
-                callbacks=[progress],
-            )
-            seconds = time.perf_counter() - began
+            history, seconds = _fit(model, data, plan, segment, config, progress)
+            _check_finite(history, position["step"], progress.step, output)
             done = range(segment.start, segment.start + progress.step - position["step"])
-            _check_finite(history.history, position["step"], progress.step, output)
-            position = _advance(position, plan, done, seconds, history.history)
+            position = _advance(position, plan, done, seconds, history)
 
             stopped = progress.stop_requested
-            finished = position["step"] == config.steps
-            evaluates = _due(position["step"], config.evaluate_every) and not stopped or finished
-            if evaluates:
-                record = {
-                    **{name: position[name] for name in ("step", "epoch", "batch", "seconds")},
-                    **_training_record(position["sums"], plan),
-                    "gradient_norm": float(ops.convert_to_numpy(gradient_norm)),
-                    "learning_rate": float(schedule(_micro(position["step"], config))),
-                    **_validate(data, translator, config),
-                }
-                position = _judge(position, record, config)
-                write(record)
-                console.print(_line(record))
-                if record.get("collapsed"):
-                    console.print(COLLAPSED)
-            ends = stopped or _is_over(position, config)
+            validates = _validation_is_due(position, config) and not stopped
+            if validates:
+                position = validated(position)
             if (
-                ends
+                stopped
+                or _is_over(position, config)
                 or _due(position["step"], config.checkpoint_every)
                 or progress.checkpoint_is_due()
-                or (evaluates and config.best_kept)
+                or (validates and config.best_kept)
             ):
                 checkpoint.save(output / "checkpoints", model, position)
                 checkpoint.prune(output / "checkpoints", config.keep_last, config.best_kept)
@@ -190,7 +178,7 @@ def run(
                 console.print(f"stopped at step {position['step']:,}; go on with --resume")
                 raise KeyboardInterrupt
 
-    chosen = _chosen(output / "checkpoints", position, config, average)
+    chosen = _chosen(output / "checkpoints", config, average)
     if chosen:
         checkpoint.average(chosen, model)
         scores = _validate(data, translator, config)
@@ -201,31 +189,34 @@ def run(
     return translator
 
 
-def average_run(folder: Path, output: Path, *, last: int = 0, best: int = 0) -> list[Path]:
+def average_run(
+    folder: Path, output: Path, *, last: int | None = None, best: int | None = None
+) -> list[Path]:
     """Averages checkpoints of a run that ended, or still goes on, into a translator.
 
     Args:
         folder: of the run.
         output: the `.keras` file to write.
-        last: how many of the last checkpoints, or
+        last: how many of the last checkpoints; 5, as in the paper, where neither is said.
         best: how many of those with the best validations.
 
     Returns:
         The checkpoints that went in.
     """
-    if (last > 0) == (best > 0):
+    if last is not None and best is not None:
         raise ValueError(
             f"an average is of the last or of the best. Received: last={last}, best={best}"
         )
     started = _started_with(folder)
-    kept = checkpoint.find(folder / "checkpoints")
-    paths = kept[-last:] if last else checkpoint.best(folder / "checkpoints", best)
-    if len(paths) != last + best:
-        judged = "" if last else ", as far as validations were made of them,"
-        raise ValueError(
-            f"{folder} keeps {len(kept if last else paths)} checkpoints{judged} "
-            f"Received: an average of {last + best}"
-        )
+    if best is None:
+        asked = 5 if last is None else last
+        paths = checkpoint.find(folder / "checkpoints")[-asked:] if asked > 0 else []
+        kept = f"{len(checkpoint.find(folder / 'checkpoints'))} checkpoints"
+    else:
+        asked, paths = best, checkpoint.best(folder / "checkpoints", best)
+        kept = f"{len(paths)} checkpoints of a validation"
+    if asked < 1 or len(paths) != asked:
+        raise ValueError(f"{folder} keeps {kept}. Received: an average of {asked}")
     model = TransformerConfig(**started["model"]).build()
     checkpoint.average(paths, model)
     source, target = tokenizers.load(folder)
@@ -402,6 +393,38 @@ def _is_over(position: dict[str, Any], config: TrainingConfig) -> bool:
     return position["step"] >= config.steps or not patient
 
 
+def _validation_is_due(position: dict[str, Any], config: TrainingConfig) -> bool:
+    """Whether the log is to say something of what was learned since it last did."""
+    step = position["step"]
+    return bool(position["sums"]) and (_due(step, config.evaluate_every) or step == config.steps)
+
+
+def _fit(
+    model: Transformer,
+    data: Prepared,
+    plan: batching.BatchPlan,
+    segment: range,
+    config: TrainingConfig,
+    progress: StepProgress,
+) -> tuple[dict[str, list[float]], float]:
+    """Trains on some batches of an epoch: the means of the metrics, and the seconds it took."""
+    progress.begin_segment([plan.target_tokens(batch) for batch in segment])
+    began = time.perf_counter()
+    history = model.fit(
+        batching.dataset(
+            data.train,
+            plan,
+            start=segment.start,
+            stop=segment.stop,
+            accumulation=config.accumulation,
+        ),
+        shuffle=False,
+        verbose=0,
+        callbacks=[progress],
+    )
+    return history.history, time.perf_counter() - began
+
+
 def _check_finite(history: dict[str, list[float]], before: int, now: int, output: Path) -> None:
     """Ends a run whose loss is no number, before anything of it is saved."""
     loss = history["token_loss"][-1]
@@ -438,6 +461,8 @@ def _advance(
         "batch": batch,
         "seconds": position["seconds"] + seconds,
         "sums": {name: position["sums"].get(name, 0) + value for name, value in added.items()},
+        "real_share": plan.real_share,
+        "shapes": len(plan.shapes),
         "score": None,  # no validation was made of these weights
     }
 
@@ -461,16 +486,17 @@ def _judge(
     }
 
 
-def _training_record(sums: dict[str, float], plan: batching.BatchPlan) -> dict[str, float]:
+def _training_record(position: dict[str, Any]) -> dict[str, float]:
     """What the log says of the training since the last validation."""
+    sums = position["sums"]
     means = {name: sums[name] / sums["target"] for name in TOKEN_MEANS}
+    names = ("step", "epoch", "batch", "seconds", "real_share", "shapes")
     return {
+        **{name: position[name] for name in names},
         **means,
         "perplexity": math.exp(means["nll"]),
         "source_tokens_per_second": sums["source"] / sums["seconds"],
         "target_tokens_per_second": sums["target"] / sums["seconds"],
-        "real_share": plan.real_share,
-        "shapes": len(plan.shapes),
         **_peak_memory(),
     }
 
@@ -485,9 +511,7 @@ def _peak_memory() -> dict[str, float]:
     return {"peak_memory_mb": peak / (2**20 if sys.platform == "darwin" else 2**10)}
 
 
-def _chosen(
-    folder: Path, position: dict[str, Any], config: TrainingConfig, average: int
-) -> list[Path]:
+def _chosen(folder: Path, config: TrainingConfig, average: int) -> list[Path]:
     """The checkpoints that the result is made of; none where it is what training left."""
     if average > 1:
         return checkpoint.find(folder)[-average:]
@@ -549,7 +573,8 @@ def _line(record: dict[str, Any]) -> str:
         f"rate {record['learning_rate']:.2e}  "
         f"{record['target_tokens_per_second']:,.0f} target tokens/s"
     )
-    return f"{text}  {_line_of_scores(record)}  {record['seconds'] / 60:.1f} min"
+    line = f"{text}  {_line_of_scores(record)}  {record['seconds'] / 60:.1f} min"
+    return f"{line}\n{COLLAPSED}" if record.get("collapsed") else line
 
 
 def _line_of_scores(scores: dict[str, Any]) -> str:

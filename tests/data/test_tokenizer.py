@@ -84,6 +84,13 @@ def test_frequent_words_are_single_pieces(subwords):
     assert subwords.pieces([PAD, UNK, BOS, EOS, 4]) == ["<pad>", "<unk>", "<s>", "</s>", "<0x00>"]
 
 
+def test_numbers_are_written_digit_by_digit():
+    """Also those that are frequent enough to be a piece of their own."""
+    tokenizer = SentencePieceTokenizer.learn(["in 1998 and in 1998"] * 50, 277)
+    (ids,) = tokenizer.encode(["1998"])
+    assert [tokenizer.decode([[one]])[0] for one in ids[-4:]] == list("1998")
+
+
 def test_threads_change_nothing(subwords):
     assert subwords.encode(LINES, num_threads=3) == subwords.encode(LINES)
 

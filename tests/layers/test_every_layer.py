@@ -145,6 +145,18 @@ def test_symbolic_call_gives_shape_and_dtype_of_the_eager_one(kind, arguments, c
     assert call(layer, x, ids).shape == tuple(eager.shape)
 
 
+@every_layer
+def test_two_layers_of_one_config_have_weights_of_the_same_names_and_shapes(kind, arguments, call):
+    one, other = kind(**arguments), kind(**arguments)
+    model_of(one, call), model_of(other, call)
+
+    def described(layer):
+        return [(weight.path.split("/", 1)[1], weight.shape) for weight in layer.weights]
+
+    assert one.built and described(one) == described(other)
+    assert len(set(described(one))) == len(one.weights)
+
+
 @every_trainable_layer
 def test_one_step_of_fit_moves_every_weight(kind, arguments, call):
     layer = kind(**arguments)

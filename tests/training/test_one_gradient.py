@@ -67,6 +67,7 @@ def test_two_accumulated_batches_have_the_gradient_of_one():
 def replicated():
     """In a process of its own, whose CPU counts as two devices."""
     if keras.backend.backend() == "jax":
+        assert len(keras.distribution.list_devices()) == 2
         whole = gradient()
         keras.distribution.set_distribution(
             keras.distribution.DataParallel(devices=keras.distribution.list_devices())
@@ -80,7 +81,9 @@ def replicated():
             cpu, [tf.config.LogicalDeviceConfiguration()] * 2
         )
         whole = gradient()
-        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        assert strategy.num_replicas_in_sync == 2
+        with strategy.scope():
             parts = gradient()
     assert_same_direction_and_length(parts, whole)
     print("the same")

@@ -1,8 +1,10 @@
 """The run: from text to a file that translates, resumed, refused, interrupted."""
 
 import json
+import os
 import random
 import shutil
+import signal
 
 import keras
 import numpy as np
@@ -11,6 +13,8 @@ from rich.console import Console
 
 from keras_aiayn.data import prepared
 from keras_aiayn.training import checkpoint, train
+from keras_aiayn.training.progress import StepProgress
+from keras_aiayn.translator import Translator
 
 WORDS = [("red", "rot"), ("blue", "blau"), ("old", "alt"), ("dog", "Hund"), ("cat", "Katze"),
          ("runs", "läuft"), ("sleeps", "schläft"), ("here", "hier")]  # fmt: skip
@@ -43,6 +47,15 @@ def run(corpus, output, *changes, **options):
 
 def weights_of(translator):
     return translator.model.get_weights()
+
+
+def weights_by_name(model):
+    """The weights, without the random state of dropout, by their names in a checkpoint."""
+    return [
+        (f"model/{i:04d}", keras.ops.convert_to_numpy(variable))
+        for i, variable in enumerate(model.variables)
+        if any(variable is weight for weight in model.weights)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +131,9 @@ def test_accumulated_micro_batches_give_the_update_of_the_whole(corpus, tmp_path
 def test_the_average_is_the_mean_of_the_last_checkpoints(corpus, tmp_path):
     translator = run(corpus, tmp_path / "run", average=2)
     states = [np.load(path) for path in checkpoint.find(tmp_path / "run" / "checkpoints")]
-    weights = translator.model.weights
-    for i, variable in enumerate(translator.model.variables):
-        if any(variable is weight for weight in weights):
-            mean = sum(state[f"model/{i:04d}"] for state in states) / 2
-            np.testing.assert_allclose(
-                keras.ops.convert_to_numpy(variable), mean, rtol=1e-6, atol=1e-7
-            )
+    for name, weight in weights_by_name(translator.model):
+        mean = sum(state[name] for state in states) / 2
+        np.testing.assert_allclose(weight, mean, rtol=1e-6, atol=1e-7)
 
     for ours, theirs in zip(average_of(tmp_path / "run"), weights_of(translator), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
@@ -136,9 +145,20 @@ def average_of(folder):
     return weights_of(keras.saving.load_model(folder / "average.keras"))
 
 
-def test_an_average_of_more_checkpoints_than_there_are_is_refused(whole_run, tmp_path):
-    with pytest.raises(ValueError, match="keeps 2 checkpoints"):
-        train.average_run(whole_run[0], tmp_path / "average.keras", last=3)
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"last": 3}, r"keeps 2 checkpoints\. Received: an average of 3"),
+        ({}, r"keeps 2 checkpoints\. Received: an average of 5"),
+        ({"last": 0}, r"Received: an average of 0"),
+        ({"last": -1}, r"Received: an average of -1"),
+        ({"best": 2}, r"keeps 1 checkpoints of a validation\. Received: an average of 2"),
+        ({"last": 1, "best": 1}, r"last or of the best\. Received: last=1, best=1"),
+    ],
+)
+def test_an_average_that_cannot_be_is_refused(whole_run, tmp_path, asked, message):
+    with pytest.raises(ValueError, match=message):
+        train.average_run(whole_run[0], tmp_path / "average.keras", **asked)
     assert not list(tmp_path.iterdir())
 
 
@@ -188,9 +208,12 @@ def log_of(output):
     return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
 
 
-def test_computing_blocks_again_changes_no_weight(corpus, whole_run, tmp_path):
+def test_computing_blocks_again_changes_no_weight(corpus, whole_run, tmp_path, monkeypatch):
     """Dropout is on: the masks of the second computation must be those of the first."""
+    remat, wrapped = keras.remat, []
+    monkeypatch.setattr(keras, "remat", lambda f: wrapped.append(f) or remat(f))
     again = run(corpus, tmp_path / "run", "remat=true")
+    assert len(wrapped) >= 2  # a block on either side, or the weights are the same for nothing
     for ours, theirs in zip(weights_of(again), weights_of(whole_run[1]), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
@@ -211,12 +234,8 @@ def test_a_run_ends_when_validations_no_longer_get_better(corpus, tmp_path, monk
     )  # fmt: skip
     assert [line["step"] for line in log_of(tmp_path / "run")] == [4, 8, 12, 16]
     best = np.load(tmp_path / "run" / "checkpoints" / "step-00000008.npz")
-    model = translator.model
-    for i, variable in enumerate(model.variables):
-        if any(variable is weight for weight in model.weights):
-            np.testing.assert_array_equal(
-                keras.ops.convert_to_numpy(variable), best[f"model/{i:04d}"]
-            )
+    for name, weight in weights_by_name(translator.model):
+        np.testing.assert_array_equal(weight, best[name])
     assert "the best checkpoint, step-00000008" in (tmp_path / "run.txt").read_text()
 
 
@@ -242,13 +261,44 @@ def test_a_loss_that_is_no_number_ends_the_run_and_spares_the_checkpoints(corpus
     assert checkpoint.whole(only)
 
 
-def test_a_decoder_that_says_one_thing_only_is_noticed(corpus, tmp_path):
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_decoder_that_says_one_thing_only_is_noticed(corpus, tmp_path, monkeypatch, alike):
+    def translate(self, texts):
+        return ["rot" if alike else text for text in texts]
+
+    monkeypatch.setattr(Translator, "translate", translate)
     run(corpus, tmp_path / "run", "steps=1")
     (record,) = log_of(tmp_path / "run")
-    assert record["collapsed"] == (
-        "translations of the validation are alike"
-        in ((tmp_path / "run.txt").read_text().replace("\n", " "))
+    said = (tmp_path / "run.txt").read_text().replace("\n", " ")
+    assert record["collapsed"] is alike
+    assert ("all translations of the validation are alike" in said) is alike
+
+
+def test_an_interrupt_between_an_update_and_its_validation_loses_no_line(
+    corpus, tmp_path, monkeypatch
+):
+    """Stopped by Ctrl-C in the very step that a validation follows; the log is that of no stop."""
+    settings = ("steps=6", "evaluate_every=3")
+    run(corpus, tmp_path / "whole", *settings)
+    end = StepProgress.on_train_batch_end
+
+    def interrupt(self, batch, logs=None):
+        if self.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        end(self, batch, logs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StepProgress, "on_train_batch_end", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus, tmp_path / "stopped", *settings)
+    assert [p.stem for p in checkpoint.find(tmp_path / "stopped/checkpoints")] == ["step-00000003"]
+    run(corpus, tmp_path / "stopped", *settings, resume=True)
+    names = ("step", "token_loss", "valid_nll", "bleu", "gradient_norm", "learning_rate", "shapes")
+    stopped, whole = (
+        [[line[name] for name in names] for line in log_of(tmp_path / folder)]
+        for folder in ("stopped", "whole")
     )
+    assert stopped == whole and [line[0] for line in whole] == [3, 6]
 
 
 def test_a_corpus_that_changes_under_a_run_ends_it(corpus, tmp_path):
