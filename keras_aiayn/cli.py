@@ -4,9 +4,12 @@ Nothing here computes. Modules are imported by the verb that needs them, so that
 usage errors answer at once.
 """
 
+import contextlib
 import importlib.util
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,7 +91,7 @@ def prepare(
     backend: Backend = None,
 ) -> None:
     """Check, clean and tokenise sentences into a folder to train from."""
-    _choose_backend(backend, quiet=True)
+    _start_backend(backend, quiet=True)
     from keras_aiayn.data import prepared
 
     prepared.write(
@@ -134,7 +137,7 @@ def train(
     backend: Backend = None,
 ) -> None:
     """Train a model: OUTPUT/model.keras translates."""
-    _choose_backend(backend)
+    _start_backend(backend, training=True)
     from keras_aiayn.data import prepared
     from keras_aiayn.training import train as training
 
@@ -156,7 +159,7 @@ def average(
     backend: Backend = None,
 ) -> None:
     """Average checkpoints of a run into one model (section 6.1): the last 5 by default."""
-    _choose_backend(backend)
+    _start_backend(backend)
     from keras_aiayn.training import train as training
 
     files = training.average_run(run, output, last=last, best=best)
@@ -183,7 +186,7 @@ def translate(
 
     if input_ != "-":
         corpus.count_lines(input_)  # a missing file is said before anything is loaded
-    _choose_backend(backend)
+    _start_backend(backend)
     translator = _load(model)
     lines = corpus.read_lines(sys.stdin.buffer if input_ == "-" else input_, on_bad_bytes)
     translations = translator.translate_lines(
@@ -210,7 +213,9 @@ def evaluate(
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
     paper_bleu: Annotated[
         bool,
-        typer.Option("--paper-bleu", help="Tokenised BLEU too, compounds split, as in Table 2."),
+        typer.Option(
+            "--paper-bleu", help="Tokenised BLEU too, as in Table 2, and without its splitting."
+        ),
     ] = False,
     language: Annotated[str, typer.Option(help="Of the target, for --paper-bleu.")] = "de",
     beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.")] = None,
@@ -221,7 +226,7 @@ def evaluate(
     from keras_aiayn.data import corpus
 
     pairs = list(corpus.read_pairs(source, target))
-    _choose_backend(backend)
+    _start_backend(backend)
     translator = _load(model)
     from keras_aiayn import evaluation
 
@@ -234,14 +239,93 @@ def evaluate(
     print(f"chrF {scores.chrf:.2f}  {scores.chrf_signature}")
     print(f"length ratio {scores.length_ratio:.3f}")
     if paper_bleu:
-        score = evaluation.paper_bleu(
-            translations, references, language=language, lowercase=lowercase
-        )
-        print(f"paper BLEU {score:.2f}  Moses tokens ({language}), compounds split, no smoothing")
+        for split, kind in ((True, "paper BLEU"), (False, "tokenised BLEU")):
+            score = evaluation.paper_bleu(
+                translations,
+                references,
+                language=language,
+                lowercase=lowercase,
+                split_compounds=split,
+            )
+            how = "compounds split" if split else "compounds whole"
+            print(f"{kind} {score:.2f}  Moses tokens ({language}), {how}, no smoothing")
 
 
-def _choose_backend(name: str | None, quiet: bool = False) -> None:
-    """Settles Keras's backend, before Keras is imported."""
+plot = typer.Typer(
+    help="Draw a picture: attention, positions, schedule or run.", no_args_is_help=True
+)
+app.add_typer(plot, name="plot")
+Picture = Annotated[Path, typer.Option(help="A .png, .svg or .pdf.")]
+
+
+@plot.command("attention")
+def plot_attention(
+    model: Model,
+    text: Annotated[str, typer.Argument(help="A source sentence.")],
+    output: Picture,
+    layer: Annotated[int, typer.Option(help="From 0; the last by default.")] = -1,
+    kind: Annotated[str, typer.Option(help="encoder, decoder or cross.")] = "cross",
+    backend: Backend = None,
+) -> None:
+    """Draw where each head of a layer looks as a sentence is translated."""
+    _start_backend(backend)
+    translator = _load(model)
+    from keras_aiayn import plots
+
+    plots.plot_attention(translator, text, output, layer=layer, kind=kind)
+
+
+@plot.command("positions")
+def plot_positions(
+    output: Picture,
+    hidden_dim: Annotated[int, typer.Option(help="d_model.")] = 512,
+    length: Annotated[int, typer.Option(help="Positions.")] = 100,
+    backend: Backend = None,
+) -> None:
+    """Draw the sinusoids of section 3.5."""
+    _start_backend(backend, quiet=True)
+    from keras_aiayn import plots
+
+    plots.plot_positions(output, hidden_dim, length)
+
+
+@plot.command("schedule")
+def plot_schedule(
+    output: Picture,
+    hidden_dim: Annotated[list[int], typer.Option(help="d_model; repeatable.")] = [512, 1024],  # noqa: B006
+    warmup_steps: Annotated[list[int], typer.Option(help="Repeatable.")] = [4_000, 8_000],  # noqa: B006
+    steps: Annotated[int, typer.Option(help="Updates to draw.")] = 20_000,
+    backend: Backend = None,
+) -> None:
+    """Draw the learning rate of section 5.3."""
+    _start_backend(backend, quiet=True)
+    from keras_aiayn import NoamSchedule, plots
+
+    schedules = {
+        f"d = {dim}, warm-up {warmup:,}": NoamSchedule(dim, warmup)
+        for dim in hidden_dim
+        for warmup in warmup_steps
+    }
+    plots.plot_schedule(schedules, output, steps)
+
+
+@plot.command("run")
+def plot_run(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders that `train` made.", metavar="RUN...")
+    ],
+    output: Picture,
+    backend: Backend = None,
+) -> None:
+    """Draw BLEU, perplexity and learning rate from the logs of runs."""
+    _start_backend(backend, quiet=True)
+    from keras_aiayn import plots
+
+    plots.plot_run(runs, output)
+
+
+def _start_backend(name: str | None, quiet: bool = False, training: bool = False) -> None:
+    """Settles Keras's backend and imports both, and for training the data pipeline."""
     if name is not None and name not in BACKENDS:
         raise ValueError(f"`--backend` must be tensorflow, jax or torch. Received: {name!r}")
     name = name or os.environ.get("KERAS_BACKEND")
@@ -254,10 +338,42 @@ def _choose_backend(name: str | None, quiet: bool = False) -> None:
         if not quiet:
             _say(f"backend: {name} (--backend or KERAS_BACKEND chooses)")
     os.environ["KERAS_BACKEND"] = name
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # JAX compiles each shape for seconds; what it compiled once it need not compile again.
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "keras-aiayn" / "jax"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    with _without_noise():
+        import keras  # noqa: F401
+
+        if training:
+            from keras_aiayn.data import batching
+
+            batching.import_tensorflow()
+
+
+@contextlib.contextmanager
+def _without_noise() -> Iterator[None]:
+    """Keeps back what TensorFlow writes as it is imported, unless TF_CPP_MIN_LOG_LEVEL is set.
+
+    Its C++ reports its build and the GPUs that it has not found, past Python's `sys.stderr` and
+    whatever the level of its log. If the import fails, all of it is shown.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    sys.stderr.flush()
+    screen = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(screen, said.read())
+            raise
+        finally:
+            os.dup2(screen, 2)
+            os.close(screen)
 
 
 def _load(path: Path) -> Any:

@@ -5,6 +5,7 @@ paper's Table 3. Layers, model and search take keyword arguments and never see t
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +106,8 @@ class TrainingConfig:
         best_by: what makes a validation better: `"bleu"` or `"perplexity"`.
         patience: validations in a row without a better one that end the run, whose result is
             then the best checkpoint; 0 for any number.
+        corpus_weights: of each pair of training files that was prepared, in their order: how
+            many times an epoch takes its pairs; none for once each.
         seed: of initial weights, dropout and the order of batches.
     """
 
@@ -128,6 +131,7 @@ class TrainingConfig:
     keep_best: int = 0
     best_by: str = "bleu"
     patience: int = 0
+    corpus_weights: tuple[float, ...] = ()
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -150,6 +154,12 @@ class TrainingConfig:
             self.best_by in ("bleu", "perplexity"),
             '`best_by` must be "bleu" or "perplexity"',
             "best_by",
+            self,
+        )
+        _check(
+            all(0 < weight < math.inf for weight in self.corpus_weights),
+            "`corpus_weights` must be positive",
+            "corpus_weights",
             self,
         )
         smoothing = self.label_smoothing
@@ -263,6 +273,8 @@ def _parse(name: str, text: str, kind: str) -> Any:
             return {"true": True, "false": False}[text.lower()]
         if "int" in kind:
             return int(text.replace("_", ""))
+        if "tuple" in kind:
+            return tuple(float(part) for part in text.split(","))
         if "float" in kind:
             return float(text)
     except (ValueError, KeyError):

@@ -184,6 +184,27 @@ def test_an_unknown_backend_is_refused(refused):
     refused(["translate", "m.keras", "--backend", "caffe"], "caffe", "torch")
 
 
+def test_what_tensorflow_says_as_it_is_imported_is_kept_back(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    command = [sys.executable, "-m", "keras_aiayn", "train", "--data", "nowhere", "--output", "run"]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: nowhere is not a prepared corpus")
+
+
+def test_what_is_said_by_an_import_that_fails_is_shown(monkeypatch, capfd):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    with pytest.raises(ImportError), cli._without_noise():
+        os.write(2, b"why it failed\n")
+        raise ImportError
+    os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    with cli._without_noise():
+        os.write(2, b"noise\n")
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "why it failed\nafter\n"
+
+
 def test_unequal_files_are_not_evaluated(texts, tmp_path, refused):
     short = write(tmp_path / "short.b", ["A"])
     refused(

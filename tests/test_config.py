@@ -190,13 +190,15 @@ def test_an_unknown_row_or_preset_lists_the_known_ones():
 
 def test_settings_reach_either_configuration():
     settings = ["dropout=0.2", "steps=1_000", "share_embeddings=False", "key_dim=none",
-                "target_vocabulary_size=12", "activation=gelu"]  # fmt: skip
+                "target_vocabulary_size=12", "activation=gelu", "corpus_weights=1,2.5"]  # fmt: skip
     model, training = with_settings(preset("tiny", 100), settings)
     expected = TransformerConfig.tiny(
         100, dropout=0.2, share_embeddings=False, target_vocabulary_size=12, activation="gelu"
     )
     assert model == expected
-    assert training == dataclasses.replace(preset("tiny", 100)[1], steps=1_000)
+    assert training == dataclasses.replace(
+        preset("tiny", 100)[1], steps=1_000, corpus_weights=(1.0, 2.5)
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,6 +210,8 @@ def test_settings_reach_either_configuration():
         ("steps=1.5", "`steps` takes a value of type int"),
         ("use_bias=yes", "`use_bias` takes a value of type bool"),
         ("dropout=2", "below 1"),
+        ("corpus_weights=1;2", "`corpus_weights` takes a value of type tuple"),
+        ("corpus_weights=1,0", "`corpus_weights` must be positive"),
     ],
 )
 def test_a_wrong_setting_is_refused(setting, message):

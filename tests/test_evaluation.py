@@ -50,6 +50,13 @@ def test_the_papers_bleu_is_what_the_hand_finds(ours, right, precisions):
     assert paper_bleu([ours], [right]) == pytest.approx(expected, abs=1e-6)
 
 
+def test_compounds_can_stay_whole():
+    ours, right = ["hier da ist eine gut-bürgerlich"], ["hier da ist eine gut-bürgerliche"]
+    expected = 100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** (1 / 4)
+    assert paper_bleu(ours, right, split_compounds=False) == pytest.approx(expected)
+    assert paper_bleu(ours, right) > expected  # "gut" and the hyphen are right
+
+
 def test_the_papers_bleu_has_a_brevity_penalty_and_may_ignore_case():
     # All n-grams match, four tokens for five.
     assert paper_bleu(["a b c d"], ["a b c d e"]) == pytest.approx(100 * 2.718281828 ** (1 - 5 / 4))

@@ -15,6 +15,7 @@ Axis letters: B rows of a batch, S source width, T target width.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import keras
@@ -84,8 +85,12 @@ def plan(
     epoch: int,
     max_shapes: int = 8,
     multiple: int = 1,
+    corpora: Sequence[tuple[int, float]] = (),
 ) -> BatchPlan:
     """Plans the batches of an epoch: every pair once, in an order of that epoch alone.
+
+    Where corpora have weights, a weight of 3 takes each pair of that corpus three times an epoch,
+    and one of 0.5 takes half of them, others each time.
 
     All batches are shuffled, but for one of the largest shape, which comes first: if the memory
     does not suffice, it runs out at the first step.
@@ -98,6 +103,8 @@ def plan(
         epoch: The epoch, from 0.
         max_shapes: The largest number of shapes.
         multiple: What the rows must be divisible by: replicas times accumulated micro-batches.
+        corpora: (pairs, weight) of each corpus, in the order of the lengths; none for one corpus
+            of weight 1.
 
     Returns:
         A `BatchPlan`.
@@ -106,19 +113,22 @@ def plan(
         ValueError: If there are no pairs, or a pair is longer than the budget allows.
     """
     source_lengths, target_lengths = np.asarray(source_lengths), np.asarray(target_lengths)
+    corpora = corpora or [(len(source_lengths), 1.0)]
     _check(source_lengths, target_lengths, tokens_per_batch, max_shapes, multiple)
-    pairs = len(source_lengths)
+    _check_corpora(corpora, len(source_lengths))
     longer = np.maximum(source_lengths, target_lengths)
-    edges, widths = _bucket_edges(source_lengths, target_lengths, longer, max_shapes)
+    edges, widths = _bucket_edges(source_lengths, target_lengths, longer, corpora, max_shapes)
+    pairs = sum(_share(*corpus) for corpus in corpora)
     rows = tokens_per_batch // edges // multiple * multiple
     rows = np.minimum(rows, -(-pairs // multiple) * multiple)  # a small corpus needs no more
 
     # Shuffle, then sort by shape without disturbing the order within each.
     generator = np.random.default_rng([seed, epoch])
-    order = generator.permutation(np.arange(pairs, dtype="uint32"))
+    order = generator.permutation(_drawn(corpora, generator))
     bucket_of_length = np.searchsorted(-edges, -np.arange(edges[0] + 1), side="right") - 1
     bucket = bucket_of_length.astype("uint16")[longer]
-    order = order[np.argsort(bucket[order], kind="stable")]
+    bucket = bucket[order]
+    order = order[np.argsort(bucket, kind="stable")]
 
     ends = np.cumsum(np.bincount(bucket, minlength=len(edges)))
     batches = _lay_out(ends, rows)
@@ -126,6 +136,10 @@ def plan(
     shape_ids = np.repeat(np.arange(len(rows)), batches)
     stops = np.minimum(np.cumsum(rows[shape_ids]), pairs)
     starts = np.concatenate([[0], stops[:-1]])
+    source_tokens, target_tokens = (
+        np.add.reduceat(lengths[order], starts, dtype="int64")
+        for lengths in (source_lengths, target_lengths)
+    )
 
     padded_tokens = rows * widths.sum(axis=1)
     memory = padded_tokens * (_ATTENTION_EQUALS_REST + widths.max(axis=1))
@@ -135,25 +149,50 @@ def plan(
         multiple=multiple,
         seed=seed,
         epoch=epoch,
-        real_share=_total(source_lengths, target_lengths) / int(padded_tokens @ batches),
+        real_share=int(source_tokens.sum() + target_tokens.sum()) / int(padded_tokens @ batches),
         _order=order,
         _starts=starts[sequence],
         _stops=stops[sequence],
         _shape_ids=shape_ids[sequence],
-        _source_tokens=np.add.reduceat(source_lengths[order], starts, dtype="int64")[sequence],
-        _target_tokens=np.add.reduceat(target_lengths[order], starts, dtype="int64")[sequence],
+        _source_tokens=source_tokens[sequence],
+        _target_tokens=target_tokens[sequence],
     )
 
 
+def _share(pairs: int, weight: float) -> int:
+    """How many times an epoch takes a pair of a corpus."""
+    return round(pairs * weight)
+
+
+def _drawn(corpora: Sequence[tuple[int, float]], generator: np.random.Generator) -> np.ndarray:
+    """The pairs of an epoch: each corpus as many times over as its weight says, and a part."""
+    parts, first = [], 0
+    for pairs, weight in corpora:
+        own = np.arange(first, first + pairs, dtype="uint32")
+        copies, rest = divmod(_share(pairs, weight), pairs) if pairs else (0, 0)
+        parts += [own] * copies
+        if rest:
+            parts.append(generator.choice(own, rest, replace=False))
+        first += pairs
+    return np.concatenate(parts)
+
+
 def _bucket_edges(
-    source_lengths: np.ndarray, target_lengths: np.ndarray, longer: np.ndarray, max_shapes: int
+    source_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    longer: np.ndarray,
+    corpora: Sequence[tuple[int, float]],
+    max_shapes: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The longest pair of each bucket, descending, and its widths (bucket, side).
 
     A pair belongs to the narrowest bucket whose edge its longer side does not exceed. The widths
     of a bucket hold all pairs of narrower buckets too, so that those can fill its last batch.
     """
-    counts = np.bincount(longer)
+    counts, first = np.zeros(int(longer.max()) + 1), 0
+    for pairs, weight in corpora:
+        counts += weight * np.bincount(longer[first : first + pairs], minlength=len(counts))
+        first += pairs
     widest = np.zeros((2, len(counts)), "int64")
     np.maximum.at(widest[0], longer, source_lengths)
     np.maximum.at(widest[1], longer, target_lengths)
@@ -205,8 +244,16 @@ def _largest_first(sequence: np.ndarray, shape_ids: np.ndarray, memory: np.ndarr
     return np.concatenate([sequence[[place]], np.delete(sequence, place)])
 
 
-def _total(*lengths: np.ndarray) -> int:
-    return sum(int(side.sum(dtype="int64")) for side in lengths)
+def _check_corpora(corpora: Sequence[tuple[int, float]], pairs: int) -> None:
+    if sum(size for size, _ in corpora) != pairs:
+        raise ValueError(
+            f"`corpora` must hold all {pairs} pairs. Received: {[size for size, _ in corpora]}"
+        )
+    weights = [weight for _, weight in corpora]
+    if min(weights) <= 0:
+        raise ValueError(f"the weight of a corpus must be positive. Received: {weights}")
+    if not sum(_share(*corpus) for corpus in corpora):
+        raise ValueError(f"an epoch of such weights holds no pair. Received: {list(corpora)}")
 
 
 def _check(

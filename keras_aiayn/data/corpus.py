@@ -6,6 +6,7 @@ sentences; two files read that way fall out of step without an error.
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -88,6 +89,19 @@ def read_pairs(
 ) -> Iterator[tuple[str, str]]:
     """Yields (source, target) lines of aligned files, one pair of files after the other.
 
+    Args and errors are those of `read_corpora`.
+
+    Returns:
+        An iterator of pairs of strings.
+    """
+    return itertools.chain.from_iterable(read_corpora(source_paths, target_paths))
+
+
+def read_corpora(
+    source_paths: PathLike | Sequence[PathLike], target_paths: PathLike | Sequence[PathLike]
+) -> list[Iterator[tuple[str, str]]]:
+    """The (source, target) lines of each corpus, which is a pair of aligned files.
+
     The lines are counted before anything else is done, when this function is called and not at
     the first pair: files of different length are not aligned, and no pair of theirs is to be
     trusted.
@@ -97,7 +111,7 @@ def read_pairs(
         target_paths: As many.
 
     Returns:
-        An iterator of pairs of strings.
+        For each pair of files an iterator of pairs of strings.
 
     Raises:
         FileNotFoundError: If a file is missing.
@@ -116,11 +130,10 @@ def read_pairs(
                 "aligned files must have the same number of lines. "
                 f"Received: {source} with {source_lines} lines and {target} with {target_lines}"
             )
-    return (
-        pair
+    return [
+        zip(read_lines(source), read_lines(target), strict=True)
         for source, target in zip(sources, targets, strict=True)
-        for pair in zip(read_lines(source), read_lines(target), strict=True)
-    )
+    ]
 
 
 def path_list(paths: PathLike | Sequence[PathLike]) -> list[Path]:

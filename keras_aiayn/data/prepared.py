@@ -118,6 +118,12 @@ class Prepared:
         """A hash of the contents: equal for corpora that train alike."""
         return self.meta["fingerprint"]
 
+    @property
+    def corpus_sizes(self) -> list[int]:
+        """How many training pairs were kept of each pair of files, in their order."""
+        train = self.meta["splits"]["train"]
+        return train.get("corpora", [train["pairs"]])
+
     def check_unchanged(self) -> None:
         """Refuses to go on over files that are not those that were opened.
 
@@ -238,11 +244,11 @@ def write(
     report = progress or (lambda line: None)
     num_threads = num_threads or os.cpu_count() or 1
 
-    pairs = {"train": corpus.read_pairs(train_source, train_target)}
+    corpora = {"train": corpus.read_corpora(train_source, train_target)}
     if (valid_source is None) != (valid_target is None):
         raise ValueError("`valid_source` and `valid_target` must be given together, or neither")
     if valid_source is not None and valid_target is not None:
-        pairs["valid"] = corpus.read_pairs(valid_source, valid_target)
+        corpora["valid"] = corpus.read_corpora(valid_source, valid_target)
     with corpus.whole_folder(output) as folder:
         if tokenizer_from is not None:
             both = _tokenizers_of(Path(tokenizer_from))
@@ -257,8 +263,8 @@ def write(
         tokenizers.save(*both, folder)
         rules = {"train": _training_rule(max_length, max_length_ratio), "valid": None}
         splits = {
-            name: _write_split(folder, name, pairs[name], both, rules[name], num_threads, report)
-            for name in pairs
+            name: _write_split(folder, name, corpora[name], both, rules[name], num_threads, report)
+            for name in corpora
         }
         limits = {"max_length": max_length, "max_length_ratio": max_length_ratio}
         _write_meta(folder, both, splits, limits)
@@ -341,7 +347,7 @@ def _training_rule(max_length: int, max_length_ratio: float) -> Rule:
 def _write_split(
     folder: Path,
     name: str,
-    pairs: Iterator[tuple[str, str]],
+    corpora: Sequence[Iterator[tuple[str, str]]],
     both: tuple[Tokenizer, Tokenizer],
     drop_rule: Rule | None,
     num_threads: int,
@@ -349,12 +355,13 @@ def _write_split(
 ) -> dict[str, Any]:
     """Tokenises pairs to disk; without a rule to drop by, all of them and their texts."""
     read, dropped = 0, collections.Counter(dict.fromkeys(DROP_REASONS, 0))
+    kept = [0] * len(corpora)
     with contextlib.ExitStack() as stack:
         sides = [
             stack.enter_context(_Side(folder / f"{name}.{side}", one, drop_rule is None))
             for side, one in zip(SIDES, both, strict=True)
         ]
-        while chunk := list(itertools.islice(pairs, _CHUNK)):
+        for number, chunk in _chunks(corpora):
             texts = list(zip(*chunk, strict=True))  # (sources, targets)
             ids = [one.encode(side, num_threads) for one, side in zip(both, texts, strict=True)]
             reasons: list[str | None] = [None] * len(chunk)
@@ -365,22 +372,32 @@ def _write_split(
             keep = [i for i, reason in enumerate(reasons) if reason is None]
             for side, side_texts, side_ids in zip(sides, texts, ids, strict=True):
                 side.append([side_texts[i] for i in keep], [side_ids[i] for i in keep])
+            kept[number] += len(keep)
             read += len(chunk)
             if read % (_CHUNK * 100) == 0:
                 report(f"{name}: {read:,} pairs read")
-    kept = read - dropped.total()
     counts = ", ".join(f"{reason} {dropped[reason]:,}" for reason in DROP_REASONS)
-    summary = f"{name}: {kept:,} of {read:,} pairs kept; dropped: {counts}"
+    summary = f"{name}: {sum(kept):,} of {read:,} pairs kept; dropped: {counts}"
     report(summary)
-    if not min(kept, *(side.end for side in sides)):
+    if not min(sum(kept), *(side.end for side in sides)):
         raise ValueError(f"nothing is left of the corpus. {summary}")
     return {
         "read": read,
-        "pairs": kept,
+        "pairs": sum(kept),
+        "corpora": kept,
         "dropped": dict(dropped),
         "source_tokens": sides[0].end,
         "target_tokens": sides[1].end,
     }
+
+
+def _chunks(
+    corpora: Sequence[Iterator[tuple[str, str]]],
+) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+    """Some thousand pairs at a time, with the number of their corpus."""
+    for number, pairs in enumerate(corpora):
+        while chunk := list(itertools.islice(pairs, _CHUNK)):
+            yield number, chunk
 
 
 class _Side:

@@ -36,11 +36,11 @@ class StepProgress(keras.callbacks.Callback):
         checkpoint_seconds: float = 0.0,
     ):
         super().__init__()
-        self.step = done
+        self.step = self._first = done
         self.stop_requested = False
         self._console, self._total, self._learning_rate = console, total, learning_rate
         self._accumulation, self._checkpoint_seconds = accumulation, checkpoint_seconds
-        self._saved = time.perf_counter()
+        self._saved = self._started = time.perf_counter()
         self._micro_batches = 0
         self._tokens: list[int] = []
         self._tokens_done, self._began, self._shown = 0, time.perf_counter(), 0.0
@@ -102,6 +102,7 @@ class StepProgress(keras.callbacks.Callback):
         )
         self._bar.update(self._task, completed=self.step, description=text)
         if not self._console.is_terminal:
-            left = self._bar.tasks[0].time_remaining
-            end = "" if left is None else f"  {left / 60:.1f} min left"
-            self._console.print(f"step {self.step:,}/{self._total:,}  {text}{end}")
+            # Rich forgets samples that are as far apart as these lines.
+            left = (now - self._started) / (self.step - self._first) * (self._total - self.step)
+            text = f"{text}  {left / 60:.1f} min left"
+            self._console.print(f"step {self.step:,}/{self._total:,}  {text}")

@@ -236,6 +236,12 @@ def _check(data: Prepared, configs: Configs, average: int) -> None:
             f"the corpus has vocabularies of {sizes} tokens (source, target), the model "
             f"{model_sizes}: leave vocabulary_size to the corpus"
         )
+    weights, corpora = config.corpus_weights, len(data.corpus_sizes)
+    if weights and len(weights) != corpora:
+        raise ValueError(
+            f"`corpus_weights` must have one for each pair of training files that was prepared, "
+            f"{corpora}. Received: {len(weights)}"
+        )
     kept = min(config.keep_last, config.steps // config.checkpoint_every)
     if average > max(1, kept):
         raise ValueError(
@@ -252,22 +258,26 @@ def _check(data: Prepared, configs: Configs, average: int) -> None:
 
 def _open_folder(output: Path, data: Prepared, configs: Configs, resume: bool) -> None:
     """Makes the folder of a new run, or compares a resumed one with how it was started."""
+    weights = configs[1].corpus_weights  # JSON has lists only
     now = {
         "package": importlib.metadata.version("keras-aiayn"),
         "corpus": data.fingerprint,
         "model": dataclasses.asdict(configs[0]),
-        "training": dataclasses.asdict(configs[1]),
+        "training": {**dataclasses.asdict(configs[1]), "corpus_weights": list(weights)},
     }
     path = output / "config.json"
     if not resume:
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             raise FileExistsError(f"{output} is not empty: name another output, or pass --resume")
-        output.mkdir(parents=True, exist_ok=True)
-        tokenizers.save(data.source_tokenizer, data.target_tokenizer, output)
-        with corpus.whole_file(path, "w") as stream:
-            stream.write(json.dumps(now, indent=2) + "\n")
+        with corpus.whole_folder(output) as folder:
+            tokenizers.save(data.source_tokenizer, data.target_tokenizer, folder)
+            (folder / path.name).write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
         return
-    differences = _differences(_started_with(output), now)
+    then = _started_with(output)
+    # A setting that is newer than the run stands at its default, which changes nothing.
+    then["training"] = {**dataclasses.asdict(TrainingConfig()), **then["training"]}
+    then["training"]["corpus_weights"] = list(then["training"]["corpus_weights"])
+    differences = _differences(then, now)
     if differences:
         raise ValueError(
             f"{output} was started otherwise, and cannot be resumed so: {'; '.join(differences)}"
@@ -372,7 +382,14 @@ def _plan(data: Prepared, config: TrainingConfig, epoch: int) -> batching.BatchP
         epoch=epoch,
         max_shapes=config.max_shapes,
         multiple=config.accumulation,
+        corpora=_weighted(data, config),
     )
+
+
+def _weighted(data: Prepared, config: TrainingConfig) -> list[tuple[int, float]]:
+    """(pairs, weight) of each corpus; none where they have no weights."""
+    weights = config.corpus_weights
+    return list(zip(data.corpus_sizes, weights, strict=True)) if weights else []
 
 
 def _updates_ahead(
@@ -556,8 +573,10 @@ def _headline(data: Prepared, model: Transformer, configs: Configs, epoch: int) 
     config = configs[1]
     plan = _plan(data, config, epoch)
     shapes = ", ".join(f"{rows}x{source}+{target}" for rows, source, target in plan.shapes)
+    corpora = ", ".join(f"{pairs:,} x {weight:g}" for pairs, weight in _weighted(data, config))
+    weighted = f" ({corpora} an epoch)" if corpora else ""
     return (
-        f"{len(data.train):,} pairs, vocabulary {model.vocabulary_size:,}, "
+        f"{len(data.train):,} pairs{weighted}, vocabulary {model.vocabulary_size:,}, "
         f"{model.count_params():,} parameters, {config.steps:,} steps of "
         f"{config.tokens_per_batch:,} tokens, {len(plan):,} batches an epoch on "
         f"{keras.backend.backend()}\n"

@@ -95,6 +95,52 @@ def test_another_epoch_or_seed_mixes_anew(changed):
     assert not members[0] & members[1]  # the batches hold other pairs, not the same in a new order
 
 
+def taken(plan: batching.BatchPlan, pairs: int) -> np.ndarray:
+    """How many times an epoch takes each pair."""
+    return np.bincount(
+        np.concatenate([plan.indices(batch) for batch in range(len(plan))]), minlength=pairs
+    )
+
+
+def test_weights_say_how_often_an_epoch_takes_the_pairs_of_a_corpus():
+    corpora = [(1000, 1.0), (1500, 0.3), (500, 2.5)]
+    plans = [
+        batching.plan(*lengths(), **OPTIONS | {"epoch": epoch}, corpora=corpora)
+        for epoch in range(2)
+    ]
+    times = [taken(plan, 3000) for plan in plans]
+    for one in times:
+        assert set(one[:1000]) == {1}
+        assert set(one[1000:2500]) == {0, 1} and one[1000:2500].sum() == 450
+        assert set(one[2500:]) == {2, 3} and one[2500:].sum() == 1250
+    assert (times[0] != times[1]).any()  # the parts are others in each epoch
+    source, target = lengths()
+    for plan, one in zip(plans, times, strict=True):
+        assert sum(map(plan.target_tokens, range(len(plan)))) == target @ one
+        padded = sum(plan.shape(b)[0] * sum(plan.shape(b)[1:]) for b in range(len(plan)))
+        assert plan.real_share == pytest.approx((source @ one + target @ one) / padded)
+
+
+def test_a_corpus_of_weight_1_is_no_weight():
+    one = batching.plan(*lengths(), **OPTIONS)
+    other = batching.plan(*lengths(), **OPTIONS, corpora=[(1000, 1.0), (2000, 1.0)])
+    assert one.shapes == other.shapes and len(one) == len(other)
+    for batch in range(len(one)):
+        np.testing.assert_array_equal(one.indices(batch), other.indices(batch))
+
+
+def test_shapes_suit_the_corpus_that_weighs_most():
+    source = np.repeat([10, 20, 21], [500, 500, 5])
+    short, long = (
+        batching.plan(
+            source, source, **OPTIONS, max_shapes=2, corpora=[(500, weight), (505, 1 / weight)]
+        )
+        for weight in (50.0, 0.02)
+    )
+    assert [width for _, width, _ in short.shapes] == [21, 10]
+    assert [width for _, width, _ in long.shapes] == [21, 20]
+
+
 def test_the_largest_shape_comes_first():
     source, _ = lengths()
     plan = batching.plan(source, source, **OPTIONS)

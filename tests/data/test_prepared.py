@@ -51,6 +51,15 @@ def texts(data: prepared.Prepared) -> list[tuple[str, str]]:
     return list(zip(sources, targets, strict=True))
 
 
+def test_each_corpus_keeps_its_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "_CHUNK", 4)
+    parts = [PAIRS[:5], [("", "leer"), *PAIRS[5:7]], PAIRS[7:]]
+    files = [write_text(tmp_path, f"train{i}", part) for i, part in enumerate(parts)]
+    data = prepared.write(*zip(*files, strict=True), *NO_VALID, tmp_path / "data", **SMALL)
+    assert data.corpus_sizes == [5, 2, len(PAIRS) - 7]
+    assert texts(data) == PAIRS
+
+
 @pytest.mark.parametrize("chunk", [1, 4, 8192])
 def test_what_is_written_is_what_was_read(tmp_path, train, chunk, monkeypatch):
     monkeypatch.setattr(prepared, "_CHUNK", chunk)

@@ -11,6 +11,7 @@ import pytest
 from keras_aiayn.data import batching
 from keras_aiayn.special_ids import EOS
 from keras_aiayn.training.loss import LabelSmoothedCrossentropy
+from keras_aiayn.training.optimizer import watched
 from keras_aiayn.transformer import Transformer
 
 ROWS, VOCABULARY = 64, 40
@@ -29,50 +30,61 @@ class Corpus:
         self.lengths = lengths + 1
 
 
-def gradient(accumulation=1):
+def gradient(accumulation=1, global_clipnorm=None):
     """What one update takes from the weights."""
     keras.utils.set_random_seed(1)
     model = Transformer(
         VOCABULARY, num_layers=1, hidden_dim=16, intermediate_dim=32, num_heads=2, dropout=0.0,
         seed=1,
     )  # fmt: skip
-    model.compile(
-        keras.optimizers.SGD(
-            1.0, gradient_accumulation_steps=accumulation if accumulation > 1 else None
-        ),
-        LabelSmoothedCrossentropy(0.1),
+    optimizer = keras.optimizers.SGD(
+        1.0,
+        global_clipnorm=global_clipnorm,
+        gradient_accumulation_steps=accumulation if accumulation > 1 else None,
     )
+    norm = watched(optimizer)
+    model.compile(optimizer, LabelSmoothedCrossentropy(0.1))
     corpus = Corpus()
     longest = int(corpus.lengths.max())
     plan = batching.plan(
         corpus.lengths, corpus.lengths, tokens_per_batch=ROWS * longest, seed=1, epoch=0,
-        max_shapes=1, multiple=2,
+        max_shapes=1, multiple=4,
     )  # fmt: skip
     assert plan.shapes == [(ROWS, longest, longest)]
     before = model.get_weights()
     data = batching.dataset(corpus, plan, accumulation=accumulation)
     model.fit(data, shuffle=False, verbose=0)
     after = [keras.ops.convert_to_numpy(weight) for weight in model.weights]
-    return np.concatenate([(b - a).ravel() for b, a in zip(before, after, strict=True)])
+    taken = np.concatenate([(b - a).ravel() for b, a in zip(before, after, strict=True)])
+    whole = float(keras.ops.convert_to_numpy(norm))
+    expected = min(whole, global_clipnorm) if global_clipnorm else whole
+    assert np.linalg.norm(taken) == pytest.approx(expected, rel=1e-5)
+    return taken
 
 
 def assert_same_direction_and_length(ours, theirs):
     assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
 
 
-def test_two_accumulated_batches_have_the_gradient_of_one():
-    assert_same_direction_and_length(gradient(accumulation=2), gradient())
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_two_accumulated_batches_have_the_gradient_of_one(clip):
+    assert_same_direction_and_length(gradient(2, clip), gradient(1, clip))
+
+
+def gradients():
+    """Whole, clipped, and in two accumulated parts."""
+    return [gradient(), gradient(global_clipnorm=0.05), gradient(2, global_clipnorm=0.05)]
 
 
 def replicated():
     """In a process of its own, whose CPU counts as two devices."""
     if keras.backend.backend() == "jax":
         assert len(keras.distribution.list_devices()) == 2
-        whole = gradient()
+        whole = gradients()
         keras.distribution.set_distribution(
             keras.distribution.DataParallel(devices=keras.distribution.list_devices())
         )
-        parts = gradient()
+        parts = gradients()
     else:
         import tensorflow as tf
 
@@ -80,12 +92,13 @@ def replicated():
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * 2
         )
-        whole = gradient()
+        whole = gradients()
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         assert strategy.num_replicas_in_sync == 2
         with strategy.scope():
-            parts = gradient()
-    assert_same_direction_and_length(parts, whole)
+            parts = gradients()
+    for ours, theirs in zip(parts, whole, strict=True):
+        assert_same_direction_and_length(ours, theirs)
     print("the same")
 
 

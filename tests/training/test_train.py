@@ -171,6 +171,40 @@ def test_a_warm_start_takes_the_weights(corpus, whole_run, tmp_path):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.fixture(scope="module")
+def two_corpora(corpus, tmp_path_factory):
+    """The pairs of `corpus` in two pairs of files, 100 and 12."""
+    folder = tmp_path_factory.mktemp("two")
+    files = {"source": [], "target": []}
+    for side, suffix in (("source", "en"), ("target", "de")):
+        lines = (corpus.folder.parent / f"train.{suffix}").read_text(encoding="utf-8").split("\n")
+        for name, part in (("large", lines[:100]), ("small", lines[100:112])):
+            files[side].append(folder / f"{name}.{suffix}")
+            files[side][-1].write_text("\n".join(part) + "\n", encoding="utf-8")
+    valid = [corpus.folder.parent / f"valid.{suffix}" for suffix in ("en", "de")]
+    return prepared.write(*files.values(), *valid, folder / "prepared", tokenizer="bytes")
+
+
+def test_corpora_have_weights_and_a_resume_keeps_them(two_corpora, tmp_path):
+    assert two_corpora.corpus_sizes == [100, 12]
+    weighted = ("corpus_weights=0.5,4", "steps=9")
+    whole = run(two_corpora, tmp_path / "whole", *weighted)
+    assert "112 pairs (100 x 0.5, 12 x 4 an epoch)" in (tmp_path / "whole.txt").read_text()
+    run(two_corpora, tmp_path / "parts", "corpus_weights=0.5,4", "steps=3")
+    resumed = run(two_corpora, tmp_path / "parts", *weighted, resume=True)
+    for one, other in zip(weights_of(whole), weights_of(resumed), strict=True):
+        np.testing.assert_array_equal(one, other)
+    unweighted = run(two_corpora, tmp_path / "unweighted", "steps=9")
+    assert any(
+        (one != other).any()
+        for one, other in zip(weights_of(whole), weights_of(unweighted), strict=True)
+    )
+    with pytest.raises(ValueError, match=r"corpus_weights was \[0.5, 4.0\] and is \[4.0, 0.5\]"):
+        run(two_corpora, tmp_path / "parts", "corpus_weights=4,0.5", "steps=9", resume=True)
+    with pytest.raises(ValueError, match="one for each pair of training files .* 2. Received: 3"):
+        run(two_corpora, tmp_path / "three", "corpus_weights=1,2,3")
+
+
 def test_a_run_cannot_be_resumed_otherwise_than_it_was_started(corpus, whole_run):
     with pytest.raises(ValueError, match=r"training.seed was 1 and is 2"):
         run(corpus, whole_run[0], "seed=2", resume=True)

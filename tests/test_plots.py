@@ -1,0 +1,109 @@
+"""What the pictures show is what was computed; that they look well was seen by eye."""
+
+import json
+
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_aiayn import NoamSchedule, TransformerConfig, plots
+from keras_aiayn.data.tokenizer import ByteTokenizer
+from keras_aiayn.layers.position import SinusoidalPositionEncoding
+from keras_aiayn.translator import Translator
+
+matplotlib = pytest.importorskip("matplotlib")
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(scope="module")
+def translator():
+    tokenizer = ByteTokenizer()
+    sizes = {"num_layers": 2, "hidden_dim": 16, "intermediate_dim": 16, "num_heads": 2}
+    model = TransformerConfig.tiny(tokenizer.vocabulary_size, **sizes).build(seed=1)
+    return Translator(model, tokenizer, tokenizer)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that were drawn, in order."""
+    figures = []
+    save = plots._save
+    monkeypatch.setattr(plots, "_save", lambda *both: (figures.append(both[0]), save(*both)))
+    return figures
+
+
+# What a model that has learned nothing says is in no font.
+@pytest.mark.filterwarnings("ignore:Glyph")
+@pytest.mark.parametrize("kind", plots.KINDS)
+def test_attention_shows_each_head_of_the_layer(translator, drawn, tmp_path, kind):
+    plots.plot_attention(translator, "ab", tmp_path / "a.png", layer=0, kind=kind)
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+    heads = [axis for axis in drawn[0].axes if axis.get_title().startswith("head")]
+    assert len(heads) == 2
+    for head in heads:
+        weights = head.images[0].get_array()
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+        rows = [label.get_text() for label in heads[0].get_yticklabels()]
+        columns = [label.get_text() for label in head.get_xticklabels()]
+        assert weights.shape == (len(rows), len(columns))
+        if kind != "decoder":
+            assert columns == ["a", "b", "</s>"]
+        else:
+            assert columns[0] == "<s>" and columns[1:] == rows[:-1]
+
+
+def test_positions_are_those_of_the_layer(drawn, tmp_path):
+    plots.plot_positions(tmp_path / "p.svg", hidden_dim=8, length=12)
+    assert b"<svg" in (tmp_path / "p.svg").read_bytes()
+    shown = drawn[0].axes[0].images[0].get_array()
+    expected = ops.convert_to_numpy(SinusoidalPositionEncoding.encode(np.arange(12), 8))
+    np.testing.assert_array_equal(shown, expected)
+    likeness = drawn[0].axes[1].lines[0].get_ydata()
+    assert likeness.argmax() == 6 and likeness[6] == pytest.approx(1)
+
+
+def test_schedules_are_drawn_from_the_first_update(drawn, tmp_path):
+    plots.plot_schedule({"d": NoamSchedule(64, 10)}, tmp_path / "s.pdf", steps=30)
+    line = drawn[0].axes[0].lines[0]
+    rates = dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+    assert rates[1] == pytest.approx(64**-0.5 * 10**-1.5)
+    assert max(rates, key=rates.get) == 10 and max(rates) == 30
+
+
+def test_runs_are_drawn_from_their_logs(drawn, tmp_path):
+    names = ("step", "seconds", "bleu", "valid_perplexity", "perplexity", "learning_rate")
+    rows = [(10, 60, 3.0, 50, 40, 1e-3), (20, 120, 7.0, 30, 20, 2e-3)]
+    log = "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.jsonl").write_text(log)
+    plots.plot_run([tmp_path / "one", tmp_path / "two"], tmp_path / "r.png")
+    by_time, by_update, perplexity, rate = drawn[0].axes
+    assert by_time.lines[1].get_xydata().tolist() == [[1, 3], [2, 7]]
+    assert by_update.lines[1].get_xydata().tolist() == [[10, 3], [20, 7]]
+    assert perplexity.lines[1].get_xydata().tolist() == [[10, 40], [20, 20]]
+    assert rate.lines[0].get_xydata().tolist() == [[10, 1e-3], [20, 2e-3]]
+    assert [text.get_text() for text in by_time.get_legend().get_texts()] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda to: plots.plot_positions(to, hidden_dim=7), "must be even. Received: 7"),
+        (lambda to: plots.plot_run([to.parent], to), "no log of a run"),
+        (lambda to: plots.plot_positions(to.with_suffix(".doc")), "'doc' is not supported"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_and_leaves_nothing(tmp_path, draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw(tmp_path / "x.png")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"kind": "both"}, "`kind` must be one of encoder"), ({"layer": 2}, "from 0 to 1. Received")],
+)
+def test_attention_that_is_not_there_is_refused(translator, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        plots.plot_attention(translator, "ab", tmp_path / "a.png", **options)
