@@ -22,7 +22,7 @@ TIE = 1e-4
 def translate(model: str, source: Path) -> None:
     """Prints tokens and score of each line's translation, and the seconds it took."""
     from keras_aiayn.data import corpus
-    from keras_aiayn.translator import load
+    from keras_aiayn.loading import load
 
     translator = load(model)
     lines = list(corpus.read_lines(source))

@@ -168,41 +168,143 @@ def average(
 
 @app.command()
 def translate(
-    model: Model,
+    models: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A .keras file, or several that translate together.", metavar="MODEL..."
+        ),
+    ],
     input_: Annotated[
         str, typer.Option("--input", help="A file of sentences, - for standard input.")
     ] = "-",
     output: Annotated[str, typer.Option(help="A file, - for standard output.")] = "-",
     beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.")] = None,
     length_penalty: Annotated[float | None, typer.Option(help="alpha of section 6.1.")] = None,
+    n_best: Annotated[int, typer.Option(help="Translations of each line.")] = 1,
+    max_length: Annotated[
+        int | None, typer.Option(help="Most tokens of an output; input + 50 by default.")
+    ] = None,
+    max_length_ratio: Annotated[
+        float | None, typer.Option(help="Most tokens, as a multiple of the input's.")
+    ] = None,
+    min_length: Annotated[int, typer.Option(help="Least tokens of an output.")] = 0,
+    min_length_ratio: Annotated[
+        float, typer.Option(help="Least tokens, as a multiple of the input's.")
+    ] = 0.0,
+    prefixes: Annotated[
+        Path | None, typer.Option(help="A file with what each translation begins with.")
+    ] = None,
+    no_repeat_ngram_size: Annotated[
+        int, typer.Option(help="No output holds so many tokens twice.")
+    ] = 0,
+    suppress: Annotated[
+        list[str], typer.Option(help="A piece that no output holds; repeatable.")
+    ] = [],  # noqa: B006
+    sampling: Annotated[
+        bool, typer.Option("--sampling", help="Draw at random instead of searching.")
+    ] = False,
+    temperature: Annotated[float, typer.Option(help="Of sampling.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Of sampling: so many of the likeliest tokens.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Of sampling: those that add up to this.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    split_long: Annotated[
+        int | None, typer.Option(help="Cut lines of more tokens at sentence ends.")
+    ] = None,
+    file_format: Annotated[
+        str, typer.Option("--format", help="text, or jsonl: an object for each line.")
+    ] = "text",
+    alignments: Annotated[
+        bool, typer.Option("--alignments", help="Which word became which, as 0-0 1-2.")
+    ] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; the model's by default.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from OUTPUT.part after its last whole line.")
+    ] = False,
+    report: Annotated[bool, typer.Option("--report", help="Say time and tokens at the end.")] = (
+        False
+    ),
+    show_attention: Annotated[
+        bool, typer.Option("--show-attention", help="On a terminal: where the decoder looked.")
+    ] = False,
     tokens_per_batch: Annotated[int, typer.Option(help="Padded source tokens at a time.")] = 2_048,
     on_bad_bytes: Annotated[str, typer.Option(help="error, or replace what is not UTF-8.")] = (
         "error"
     ),
     backend: Backend = None,
 ) -> None:
-    """Translate line for line, in order."""
+    """Translate line for line, in order; what is typed, on a terminal."""
     from keras_aiayn.data import corpus
 
     if input_ != "-":
-        corpus.count_lines(input_)  # a missing file is said before anything is loaded
+        corpus.check_readable(input_)  # a missing file is said before anything is loaded
+    _start_backend(backend)
+    translator, *others = (_load(path) for path in models)
+    if dtype is not None:
+        translator, *others = (one.as_dtype(dtype) for one in (translator, *others))
+    from rich.console import Console
+
+    from keras_aiayn import files
+
+    options: dict[str, Any] = {
+        "beam_size": beam,
+        "length_penalty": length_penalty,
+        "n_best": n_best,
+        "max_length": max_length,
+        "max_length_ratio": max_length_ratio,
+        "min_length": min_length,
+        "min_length_ratio": min_length_ratio,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
+        "suppress": tuple(suppress),
+        "sampling": sampling,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "together_with": others,
+        "alignments": alignments,
+    }
+    if input_ == output == "-" and sys.stdin.isatty() and sys.stdout.isatty():
+        console = Console()
+        texts = files.typed(console)
+        files.interact(translator, texts, console, show_attention=show_attention, **options)
+        return
+    done = files.translate_file(
+        translator,
+        sys.stdin.buffer if input_ == "-" else input_,
+        sys.stdout.buffer if output == "-" else output,
+        prefixes=prefixes,
+        file_format=file_format,
+        resume=resume,
+        on_bad_bytes=on_bad_bytes,
+        console=Console(stderr=True),
+        split_long=split_long,
+        tokens_per_batch=tokens_per_batch,
+        **options,
+    )
+    if done.hit_limit:
+        _say(f"{done.hit_limit:,} translations were cut at their maximum length")
+    if report:
+        _say(str(done))
+
+
+@app.command()
+def score(
+    model: Model,
+    source: Annotated[Path, typer.Option(help="Sentences, one a line.")],
+    target: Annotated[Path, typer.Option(help="Their translations, line by line.")],
+    backend: Backend = None,
+) -> None:
+    """Print for each pair its score and its log-probability, as search would give them."""
+    from keras_aiayn.data import corpus
+
+    pairs = list(corpus.read_pairs(source, target))
     _start_backend(backend)
     translator = _load(model)
-    lines = corpus.read_lines(sys.stdin.buffer if input_ == "-" else input_, on_bad_bytes)
-    translations = translator.translate_lines(
-        lines,
-        beam_size=beam,
-        length_penalty=length_penalty,
-        tokens_per_batch=tokens_per_batch,
-    )
-    if output == "-":
-        for text in translations:
-            sys.stdout.buffer.write(text.encode() + b"\n")
-            sys.stdout.buffer.flush()
-        return
-    with corpus.whole_file(output) as stream:
-        for text in translations:
-            stream.write(text.encode() + b"\n")
+    sources, targets = [list(side) for side in zip(*pairs, strict=True)] or ([], [])
+    for scored in translator.score(sources, targets):
+        print(f"{scored.score:.6f}\t{scored.raw_score:.6f}")
 
 
 @app.command()
@@ -299,7 +401,8 @@ def plot_schedule(
 ) -> None:
     """Draw the learning rate of section 5.3."""
     _start_backend(backend, quiet=True)
-    from keras_aiayn import NoamSchedule, plots
+    from keras_aiayn import plots
+    from keras_aiayn.training.schedule import NoamSchedule
 
     schedules = {
         f"d = {dim}, warm-up {warmup:,}": NoamSchedule(dim, warmup)
@@ -344,10 +447,11 @@ def _start_backend(name: str | None, quiet: bool = False, training: bool = False
     with _without_noise():
         import keras  # noqa: F401
 
-        if training:
+        if training or name == "tensorflow":
             from keras_aiayn.data import batching
 
-            batching.import_tensorflow()
+            # It looks for GPUs when it is first asked for them, and reports each failure.
+            batching.import_tensorflow().config.list_physical_devices("GPU")
 
 
 @contextlib.contextmanager
@@ -378,7 +482,7 @@ def _without_noise() -> Iterator[None]:
 
 def _load(path: Path) -> Any:
     """A translator, or an error of one line."""
-    from keras_aiayn.translator import load
+    from keras_aiayn.loading import load
 
     return load(path)
 

@@ -129,8 +129,7 @@ class Transformer(keras.Model):
         self.vocabulary_size = vocabulary_size
         self.target_vocabulary_size = target_vocabulary_size or vocabulary_size
         self.max_length = max_length
-        policy = self.target_embedding.dtype_policy
-        self._arguments = arguments | {"dtype": keras.dtype_policies.serialize(policy)}
+        self._arguments = arguments
 
     def build_masks(self, encoder_token_ids, decoder_token_ids):
         """The masks of the three attentions (section 3.2.3).
@@ -259,7 +258,10 @@ class Transformer(keras.Model):
 
     def get_config(self):
         """The constructor's arguments."""
-        return {**self._arguments, "name": self.name, "trainable": self.trainable}
+        # Written out here only: Keras imports TensorFlow, where it is installed, to serialise.
+        policy = keras.dtype_policies.serialize(self.target_embedding.dtype_policy)
+        own = {**self._arguments, "dtype": policy}
+        return {**own, "name": self.name, "trainable": self.trainable}
 
     @classmethod
     def from_config(cls, config, custom_objects=None):

@@ -1,9 +1,10 @@
 """Texts in, texts out: a Transformer, its tokenizers and its search in one `.keras` file."""
 
 import dataclasses
+import functools
+import importlib.metadata
 import itertools
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -11,16 +12,19 @@ from typing import Any, Self
 import keras
 import numpy as np
 
+from keras_aiayn.data import sentences
 from keras_aiayn.data import tokenizer as tokenizers
 from keras_aiayn.data.tokenizer import Tokenizer
-from keras_aiayn.decoding.compiled import search_function
-from keras_aiayn.special_ids import EOS, PAD
+from keras_aiayn.decoding.alignment import Pairs, word_alignment
+from keras_aiayn.decoding.batches import SourceBatch, like_length, padded_width, seed_of
+from keras_aiayn.decoding.compiled import attention_function, score_function, search_function
+from keras_aiayn.decoding.search import SearchResult
+from keras_aiayn.decoding.settings import SearchSettings
+from keras_aiayn.special_ids import BOS, EOS, PAD
 from keras_aiayn.transformer import Transformer
 
 # Raised when a file could no longer be read by an older package.
 FORMAT = 1
-# Widths of padded sources grow by a third or a half: few shapes to compile, little padding.
-WIDTHS = sorted({2**i for i in range(3, 18)} | {3 * 2**i for i in range(2, 16)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,20 +33,24 @@ class Translation:
 
     Attributes:
         text: the translation.
-        tokens: its subwords, EOS included where it ended.
+        token_ids: its subwords, EOS included where it ended.
+        tokens: their written form.
         score: log-probability over the length penalty ((5 + length) / 6)^alpha.
         raw_score: log-probability, in nats.
         hit_limit: whether it was cut at its maximum length (or its source was, where positions
             are learned and end).
         alternatives: further hypotheses, best first.
+        alignment: (source word, target word) pairs from 0, where they were asked for.
     """
 
     text: str
+    token_ids: list[int] = dataclasses.field(default_factory=list)
     tokens: list[str] = dataclasses.field(default_factory=list)
     score: float = 0.0
     raw_score: float = 0.0
     hit_limit: bool = False
     alternatives: list["Translation"] = dataclasses.field(default_factory=list)
+    alignment: Pairs = dataclasses.field(default_factory=list)
 
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")
@@ -106,12 +114,15 @@ class Translator(keras.Model):
         self,
         texts: Sequence[str],
         *,
-        beam_size: int | None = None,
-        length_penalty: float | None = None,
-        n_best: int = 1,
+        prefixes: Sequence[str] | None = None,
+        together_with: Sequence["Translator"] = (),
+        alignments: bool = False,
         tokens_per_batch: int = 2048,
         details: bool = False,
         progress: Callable[[int], None] | None = None,
+        split_long: int | None = None,
+        first: int = 0,
+        **settings: Any,
     ) -> list[Any]:
         """Translates texts, in the order given. An empty or blank text stays empty.
 
@@ -120,67 +131,250 @@ class Translator(keras.Model):
 
         Args:
             texts: the sentences.
-            beam_size: instead of the translator's own.
-            length_penalty: instead of the translator's own.
-            n_best: number of hypotheses for each text, at most the beam size.
+            prefixes: for each text what its translation begins with; none where empty.
+            together_with: translators with the same tokenizers, whose models' probabilities are
+                averaged with this one's.
+            alignments: whether each `Translation` says which word was translated to which.
             tokens_per_batch: padded source tokens searched at a time.
             details: whether to return `Translation`s, with tokens and scores.
             progress: called with the number of texts done since its last call.
+            split_long: cuts a text of more tokens than this at sentence ends, translates the parts
+                and joins them again; by default a text of any length is translated whole.
+            first: the number of the first text, which together with the seed decides what is
+                sampled.
+            **settings: of `SearchSettings`, instead of the translator's own: `beam_size`,
+                `length_penalty`, `n_best`, `max_length`, `sampling` and others.
 
         Returns:
             A string for each text, or a `Translation`.
+
+        Raises:
+            ValueError: where a setting cannot be, or a translator does not fit the others.
         """
         if isinstance(texts, str):
             raise ValueError(f"`texts` must be a list of strings, not one. Received: {texts!r}")
         texts = list(texts)
-        search = self._search(
-            self.beam_size if beam_size is None else beam_size,
-            self.length_penalty if length_penalty is None else length_penalty,
-            n_best,
+        asked = self.search_settings(**settings)
+        run = functools.partial(
+            self._translate,
+            asked=asked,
+            models=self._models(together_with),
+            alignments=alignments,
+            tokens_per_batch=tokens_per_batch,
         )
+        numbers = range(first, first + len(texts))
+        if split_long is None:
+            forced = self._prefixes(prefixes, len(texts))
+            results = run(texts, numbers, forced, progress=progress)
+        else:
+            if prefixes is not None or asked.n_best > 1:
+                raise ValueError("`split_long` goes neither with `prefixes` nor with n-best")
+            results = self._translate_in_parts(texts, numbers, split_long, run)
+            if progress:
+                progress(len(texts))
+        return results if details else [result.text for result in results]
+
+    def _translate(
+        self,
+        texts: list[str],
+        numbers: Sequence[int],
+        prefixes: list[list[int]],
+        *,
+        asked: SearchSettings,
+        models: tuple[Transformer, ...],
+        alignments: bool,
+        tokens_per_batch: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Translation]:
+        search = self._search(models, asked)
+        suppressed = self._suppressed(asked.suppress)
         results = [Translation("")] * len(texts)
         sources = self._encode(texts)
         done = len(texts) - len(sources)
         if progress and done:
             progress(done)
-        for indices, width, rows in _batches(sources, tokens_per_batch, self.model.max_length):
-            batch = np.full((rows, width), PAD, "int32")
-            limits = np.zeros(rows, "int32")
+        longest = min((m.max_length for m in models if m.max_length is not None), default=None)
+        for indices, width, rows in like_length(sources, tokens_per_batch, longest):
+            batch = SourceBatch(rows, width, max(len(prefixes[index]) for index in indices))
             for row, index in enumerate(indices):
-                ids = (
-                    sources[index]
-                    if len(sources[index]) <= width
-                    else [
-                        *sources[index][: width - 1],
-                        EOS,
-                    ]
-                )
-                batch[row, : len(ids)] = ids
-                limits[row] = self._limit(len(ids))
-            found = search(batch, limits, max_length=self._limit(width))
+                batch.put(row, sources[index], prefixes[index], asked, longest)
+                batch.seeds[row] = seed_of(asked.seed, numbers[index])
+            found = search(
+                batch.sources,
+                batch.limits,
+                max_length=batch.capacity(asked, longest),
+                prefixes=batch.prefixes,
+                min_lengths=batch.least if batch.least.any() else None,
+                suppressed=suppressed,
+                seeds=batch.seeds,
+            )
+            aligned = self._alignments(found, batch.sources) if alignments else None
             for row, index in enumerate(indices):
                 cut = len(sources[index]) > width
-                results[index] = self._translation(found, row, cut)
+                results[index] = self._translation(
+                    found, row, cut, aligned[row] if aligned else None
+                )
             if progress:
                 progress(len(indices))
-        return results if details else [result.text for result in results]
+        return results
+
+    def _translate_in_parts(
+        self,
+        texts: list[str],
+        numbers: Sequence[int],
+        longest: int,
+        run: Callable[..., list[Translation]],
+    ) -> list[Translation]:
+        """Translates the sentences of long texts one by one, and joins them again."""
+
+        def length(text: str) -> int:
+            return len(self.source_tokenizer.encode([text])[0]) + 1
+
+        cuts = [sentences.cut(text, longest, length) for text in texts]
+        parts = [part for cut in cuts for part, _ in cut]
+        # A number of its own for each part, whatever the other texts were cut into.
+        part_numbers = [
+            number + place * 1_000_000_007
+            for number, cut in zip(numbers, cuts, strict=True)
+            for place in range(len(cut))
+        ]
+        found = iter(run(parts, part_numbers, [[]] * len(parts)))
+        return [self._joined([(part, blanks, next(found)) for part, blanks in cut]) for cut in cuts]
+
+    def _joined(self, parts: list[tuple[str, str, Translation]]) -> Translation:
+        """One translation of a text's parts: (part, blanks behind it, its translation) of each."""
+        if len(parts) == 1:
+            return parts[0][2]
+        alignment: Pairs = []
+        source_words = target_words = 0
+        for part, _, found in parts:
+            alignment += [(s + source_words, t + target_words) for s, t in found.alignment]
+            (source_ids,) = self.source_tokenizer.encode([part])
+            source_words += max(self.source_tokenizer.words(source_ids), default=-1) + 1
+            target_words += max(self.target_tokenizer.words(found.token_ids), default=-1) + 1
+        return Translation(
+            text=sentences.join([(found.text, blanks) for _, blanks, found in parts]),
+            token_ids=[i for _, _, found in parts for i in found.token_ids],
+            tokens=[token for _, _, found in parts for token in found.tokens],
+            score=sum(found.score for _, _, found in parts),
+            raw_score=sum(found.raw_score for _, _, found in parts),
+            hit_limit=any(found.hit_limit for _, _, found in parts),
+            alignment=alignment,
+        )
+
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str], *, tokens_per_batch: int = 2048
+    ) -> list[Translation]:
+        """The scores of given translations, as search would give them.
+
+        Args:
+            sources: the sentences.
+            targets: their translations, as many.
+            tokens_per_batch: padded tokens of either side that are scored at a time.
+
+        Returns:
+            For each pair a `Translation`: `raw_score` is the log-probability of the target in
+            nats, its EOS included, `score` that over the translator's length penalty.
+
+        Raises:
+            ValueError: where the numbers of texts differ, or one is longer than learned positions.
+        """
+        if len(sources) != len(targets):
+            raise ValueError(
+                "every source needs one target. "
+                f"Received: {len(sources)} sources and {len(targets)} targets"
+            )
+        pairs = [
+            ([*source, EOS], [*target, EOS])
+            for source, target in zip(
+                self.source_tokenizer.encode(list(sources)),
+                self.target_tokenizer.encode(list(targets)),
+                strict=True,
+            )
+        ]
+        longer = {index: max(pair, key=len) for index, pair in enumerate(pairs)}
+        limit = self.model.max_length
+        if limit is not None and any(len(ids) > limit for ids in longer.values()):
+            raise ValueError(f"a text is longer than the {limit} positions of the model")
+        if ("score",) not in self._searches:
+            self._searches["score",] = score_function(self.model)
+        results = [Translation("")] * len(pairs)
+        for indices, width, rows in like_length(longer, tokens_per_batch, limit):
+            source, decoder, target = np.full((3, rows, width), PAD, "int32")
+            decoder[:, 0] = BOS
+            for row, index in enumerate(indices):
+                source_ids, target_ids = pairs[index]
+                source[row, : len(source_ids)] = source_ids
+                target[row, : len(target_ids)] = target_ids
+                decoder[row, 1 : len(target_ids)] = target_ids[:-1]
+            source[len(indices) :, 0] = EOS  # a row that only fills the batch reads something
+            raw_scores = self._searches["score",](source, decoder, target)
+            for index, raw_score in zip(indices, raw_scores.tolist(), strict=False):
+                ids = pairs[index][1]
+                penalty = ((5 + len(ids)) / 6) ** self.length_penalty
+                results[index] = Translation(
+                    text=targets[index],
+                    token_ids=ids,
+                    tokens=self.target_tokenizer.pieces(ids),
+                    score=raw_score / penalty,
+                    raw_score=raw_score,
+                )
+        return results
 
     def translate_lines(
-        self, lines: Iterable[str], *, chunk_size: int = 2048, **settings: Any
+        self, lines: Iterable[str], *, chunk_size: int = 2048, first: int = 0, **options: Any
     ) -> Iterator[Any]:
         """Translates a stream of lines in order, holding `chunk_size` of them at a time.
 
         Args:
             lines: any number of sentences.
             chunk_size: lines read ahead, so that sentences of like length meet.
-            **settings: of `translate`.
+            first: the number of the first line; see `translate`.
+            **options: of `translate`.
 
         Yields:
             What `translate` gives for each line.
         """
         lines = iter(lines)
         while chunk := list(itertools.islice(lines, chunk_size)):
-            yield from self.translate(chunk, **settings)
+            yield from self.translate(chunk, first=first, **options)
+            first += len(chunk)
+
+    def search_settings(self, **settings: Any) -> SearchSettings:
+        """The settings of a search: the translator's own, but for those that are given.
+
+        Raises:
+            ValueError: for a name that is none, or a value that cannot be.
+        """
+        names = [field.name for field in dataclasses.fields(SearchSettings)]
+        unknown = settings.keys() - set(names)
+        if unknown:
+            raise ValueError(
+                f"there is no setting {', '.join(sorted(unknown))}. Settings: {', '.join(names)}"
+            )
+        own = {
+            "beam_size": self.beam_size,
+            "length_penalty": self.length_penalty,
+            "max_extra_length": self.max_extra_length,
+        }
+        given = {name: value for name, value in settings.items() if value is not None}
+        return SearchSettings(**own | given)
+
+    def attention(self, text: str, translation: Translation) -> tuple[list[str], np.ndarray]:
+        """Where the decoder looked as it wrote a translation.
+
+        Args:
+            text: the source.
+            translation: of it, as `translate` gave it with details.
+
+        Returns:
+            The source's tokens, and weights (tokens written, tokens read), the mean over heads.
+        """
+        source = np.array([[*self.source_tokenizer.encode([text])[0], EOS]], "int32")
+        if self.model.max_length is not None:  # what the search read, too
+            source = source[:, : self.model.max_length]
+        decoder = np.array([[BOS, *translation.token_ids[:-1]]], "int32")
+        return self.source_tokenizer.pieces(source[0]), self._attention(source, decoder)[0]
 
     def save(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any) -> None:
         """Saves to one `.keras` file, which appears whole or not at all.
@@ -200,17 +394,29 @@ class Translator(keras.Model):
         finally:
             part.unlink(missing_ok=True)
 
+    def as_dtype(self, dtype: str) -> "Translator":
+        """The same translator computing in another precision.
+
+        Args:
+            dtype: `"float32"`, `"bfloat16"` or `"float16"`; scores stay float32.
+        """
+        config = self.model.get_config() | {"dtype": dtype}
+        return self._with(Transformer.from_config(config))
+
+    def _with(self, model: Transformer) -> "Translator":
+        """The same with another model, which gets the weights of this one."""
+        model.set_weights(self.model.get_weights())
+        config = self.get_config() | {"model": model}
+        del config["format"], config["version"]
+        return Translator(
+            **config, source_tokenizer=self.source_tokenizer, target_tokenizer=self.target_tokenizer
+        )
+
     def _untrained(self) -> "Translator":
         """This translator, or where its model is compiled one with a copy that is not."""
         if not self.model.compiled:
             return self
-        model = Transformer.from_config(self.model.get_config())
-        model.set_weights(self.model.get_weights())
-        config = self.get_config() | {"model": model}
-        del config["format"]
-        return Translator(
-            **config, source_tokenizer=self.source_tokenizer, target_tokenizer=self.target_tokenizer
-        )
+        return self._with(Transformer.from_config(self.model.get_config()))
 
     def save_assets(self, folder: str) -> None:
         """Writes the tokenizers into a folder of the file."""
@@ -224,6 +430,7 @@ class Translator(keras.Model):
         """The constructor's arguments without the tokenizers, which are assets of the file."""
         return {
             "format": FORMAT,
+            "version": importlib.metadata.version("keras-aiayn"),
             "model": keras.saving.serialize_keras_object(self.model),
             "beam_size": self.beam_size,
             "length_penalty": self.length_penalty,
@@ -236,6 +443,7 @@ class Translator(keras.Model):
         """Makes the translator; its tokenizers follow by `load_assets`."""
         config = dict(config)
         file_format = config.pop("format")
+        config.pop("version", None)  # for people
         if file_format > FORMAT:
             raise ValueError(
                 f"this file has format {file_format}, of a newer keras-aiayn than this one, "
@@ -259,17 +467,54 @@ class Translator(keras.Model):
             )
         self._tokenizers = (source, target)
 
-    def _search(self, beam_size: int, length_penalty: float, n_best: int) -> Callable:
-        """The compiled search of these settings, made once."""
-        key = (beam_size, length_penalty, n_best)
-        if key not in self._searches:
-            self._searches[key] = search_function(
-                self.model,
-                beam_size=beam_size,
-                length_penalty=length_penalty,
-                num_return=n_best,
+    def _models(self, together_with: Sequence["Translator"]) -> tuple[Transformer, ...]:
+        """This translator's model and those of others that read and write the same tokens."""
+        for other in together_with:
+            theirs, ours = (
+                (one.source_tokenizer.fingerprint, one.target_tokenizer.fingerprint)
+                for one in (other, self)
             )
+            if theirs != ours:
+                raise ValueError(
+                    "translators can work together only where their vocabularies are the same; "
+                    f"that of {other.name} is another"
+                )
+        return (self.model, *(other.model for other in together_with))
+
+    def _search(self, models: tuple[Transformer, ...], asked: SearchSettings) -> Callable:
+        """The compiled search of these models and settings, made once."""
+        settings: dict[str, Any] = {
+            "beam_size": asked.beam_size,
+            "length_penalty": asked.length_penalty,
+            "num_return": asked.n_best,
+            "no_repeat_ngram_size": asked.no_repeat_ngram_size,
+            "sampling": asked.drawn,
+        }
+        key = (*map(id, models), *settings.values())
+        if key not in self._searches:
+            self._searches[key] = search_function(models, **settings)
         return self._searches[key]
+
+    def _suppressed(self, pieces: tuple[str, ...]) -> np.ndarray | None:
+        """The ids of pieces that no output may hold."""
+        if not pieces:
+            return None
+        tokenizer = self.target_tokenizer
+        every = tokenizer.pieces(range(tokenizer.vocabulary_size))
+        ids = [every.index(piece) if piece in every else -1 for piece in pieces]
+        if -1 in ids:
+            raise ValueError(
+                f"`suppress` takes pieces of the vocabulary. Received: {pieces[ids.index(-1)]!r}"
+            )
+        return np.array(ids, "int32")
+
+    def _prefixes(self, prefixes: Sequence[str] | None, texts: int) -> list[list[int]]:
+        """The ids that each output begins with."""
+        if prefixes is None:
+            return [[]] * texts
+        if isinstance(prefixes, str) or len(prefixes) != texts:
+            raise ValueError("`prefixes` must be a list of as many strings as there are texts")
+        return self.target_tokenizer.encode(list(prefixes))
 
     def _encode(self, texts: list[str]) -> dict[int, list[int]]:
         """The ids of every text that has any, EOS included, by its place in the list."""
@@ -277,71 +522,56 @@ class Translator(keras.Model):
         encoded = self.source_tokenizer.encode([texts[index] for index in real])
         return {index: [*ids, EOS] for index, ids in zip(real, encoded, strict=True) if ids}
 
-    def _limit(self, source_length: int) -> int:
-        """Most tokens of the output of a source of this length, EOS counted on both sides."""
-        limit = source_length + self.max_extra_length
-        return limit if self.model.max_length is None else min(limit, self.model.max_length)
-
-    def _translation(self, found: Any, row: int, source_was_cut: bool) -> Translation:
+    def _translation(
+        self, found: SearchResult, row: int, source_was_cut: bool, aligned: list[Pairs] | None
+    ) -> Translation:
         hypotheses = []
-        for ids, length, score, raw_score, hit_limit in zip(
-            *(field[row] for field in found[:5]), strict=True
+        for rank, (ids, length, score, raw_score, hit_limit) in enumerate(
+            zip(*(field[row] for field in found[:5]), strict=True)
         ):
             if length:
                 hypotheses.append(
                     Translation(
                         text=self.target_tokenizer.decode([ids[:length]])[0],
+                        token_ids=ids[:length].tolist(),
                         tokens=self.target_tokenizer.pieces(ids[:length]),
                         score=float(score),
                         raw_score=float(raw_score),
                         hit_limit=bool(hit_limit) or source_was_cut,
+                        alignment=aligned[rank] if aligned else [],
                     )
                 )
+        if not hypotheses:  # nothing satisfies what was asked of it
+            return Translation("", score=-np.inf, raw_score=-np.inf, hit_limit=True)
         return dataclasses.replace(hypotheses[0], alternatives=hypotheses[1:])
 
+    @property
+    def _attention(self) -> Callable[..., np.ndarray]:
+        """The compiled attention of the model."""
+        if ("attention",) not in self._searches:
+            self._searches["attention",] = attention_function(self.model)
+        return self._searches["attention",]
 
-def load(path: str | os.PathLike[str]) -> Translator:
-    """Loads a translator, with an error of one line for any other file.
-
-    Raises:
-        FileNotFoundError: where there is no file.
-        ValueError: where it is not a translator of this package, or damaged.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    if path.suffix != ".keras" or not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not a .keras file: train a model, or name RUN/model.keras")
-    try:
-        loaded = keras.saving.load_model(path)
-    except Exception as error:
-        # Whatever a foreign or broken archive makes Keras raise, it is this file that is wrong.
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(f"{path} cannot be loaded as a translator: {reason}") from error
-    if not isinstance(loaded, Translator):
-        raise ValueError(
-            f"{path} holds a {type(loaded).__name__} and not a Translator: "
-            "save one with `Translator(model, tokenizer).save(...)`"
-        )
-    return loaded
-
-
-def _batches(
-    sources: dict[int, list[int]], tokens_per_batch: int, max_width: int | None
-) -> Iterator[tuple[list[int], int, int]]:
-    """Groups sources of like length: (their places, padded width, padded rows) of each batch.
-
-    Long ones first, so that memory runs out at once or never.
-    """
-    order = sorted(sources, key=lambda index: -len(sources[index]))
-    start = 0
-    while start < len(order):
-        longest = len(sources[order[start]])
-        width = next(width for width in WIDTHS if width >= longest)
-        if max_width is not None:
-            width = min(width, max_width)
-        rows = max(1, tokens_per_batch // width)
-        indices = order[start : start + rows]
-        # A rest is padded to a power of two, so that few sizes are ever compiled.
-        yield indices, width, min(rows, 1 << (len(indices) - 1).bit_length())
-        start += rows
+    def _alignments(self, found: SearchResult, sources: np.ndarray) -> list[list[Pairs]]:
+        """For each row the alignment of each of its hypotheses, each rank in one decoder pass."""
+        aligned: list[list[Pairs]] = [[] for _ in sources]
+        for rank in range(found.token_ids.shape[1]):
+            outputs, lengths = found.token_ids[:, rank], found.lengths[:, rank]
+            width = padded_width(lengths.max(initial=1))
+            if self.model.max_length is not None:
+                width = min(width, self.model.max_length)
+            decoder = np.full((len(outputs), width), PAD, "int32")
+            decoder[:, 0] = BOS
+            read = outputs[:, : width - 1]
+            decoder[:, 1 : 1 + read.shape[1]] = np.where(read == EOS, PAD, read)
+            weights = self._attention(sources, decoder)
+            for row, (source, output) in enumerate(zip(sources, outputs, strict=True)):
+                source, output = source[source != PAD], output[: lengths[row]]
+                aligned[row].append(
+                    word_alignment(
+                        weights[row, : len(output), : len(source)],
+                        self.source_tokenizer.words(source),
+                        self.target_tokenizer.words(output),
+                    )
+                )
+        return aligned

@@ -1,5 +1,6 @@
 """The command: the whole line on a made corpus, and every bad input as one line and status 2."""
 
+import json
 import os
 import subprocess
 import sys
@@ -87,6 +88,62 @@ def test_the_whole_line(texts, tmp_path, run_cli):
     judged = run_cli("evaluate", "run/model.keras", "--source", source, "--target", target)
     assert judged.status == 0, judged.err
     assert "BLEU" in judged.out and "version:" in judged.out and "length ratio" in judged.out
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    from keras_aiayn import Transformer, Translator
+    from keras_aiayn.data.tokenizer import ByteTokenizer
+
+    path = tmp_path_factory.mktemp("model") / "model.keras"
+    tokenizer = ByteTokenizer()
+    sizes = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 8, "num_heads": 2}
+    Translator(Transformer(tokenizer.vocabulary_size, **sizes), tokenizer, max_extra_length=3).save(
+        path
+    )
+    return path
+
+
+def test_translate_gives_what_it_is_asked_for(model, tmp_path, run_cli):
+    write(tmp_path / "in.txt", ["a b", "", "c"])
+    done = run_cli(
+        "translate", model, model, "--input", "in.txt", "--output", "out.jsonl", "--report",
+        "--format", "jsonl", "--n-best", "2", "--alignments", "--max-length", "4",
+        "--no-repeat-ngram-size", "2", "--dtype", "bfloat16",
+    )  # fmt: skip
+    assert done.status == 0, done.err
+    assert "3 lines" in done.err and "target tokens/s" in done.err
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(records) == 3 and records[1]["text"] == ""
+    for record in (records[0], records[2]):
+        assert len(record["alternatives"]) == 1 and record["score"] < 0
+        assert 1 <= len(record["tokens"]) <= 4
+    again = run_cli(
+        "translate", model, "--input", "in.txt", "--sampling", "--seed", "4", "--top-k", "9",
+        "--temperature", "0.7", "--top-p", "0.9", "--min-length", "3",
+    )  # fmt: skip
+    assert again.status == 0 and again.out.count("\n") == 3, again.err
+
+
+def test_score_prints_a_line_for_each_pair(model, tmp_path, run_cli):
+    write(tmp_path / "a", ["a b", "c"])
+    write(tmp_path / "b", ["x", "y z"])
+    done = run_cli("score", model, "--source", "a", "--target", "b")
+    assert done.status == 0, done.err
+    rows = [[float(field) for field in line.split("\t")] for line in done.out.splitlines()]
+    assert len(rows) == 2
+    for (score, raw), length in zip(rows, (2, 4), strict=True):
+        assert score == pytest.approx(raw / ((5 + length) / 6) ** 0.6, rel=1e-4)
+
+
+def test_options_that_cannot_be_are_refused(model, tmp_path, refused):
+    write(tmp_path / "in", ["a"])
+    arguments = ("translate", model, "--input", "in")
+    refused((*arguments, "--beam", "0"), "`beam_size` must be at least 1")
+    refused((*arguments, "--n-best", "9"), "`n_best` must be at most the beam size")
+    refused((*arguments, "--format", "xml"), "text or jsonl")
+    refused((*arguments, "--resume"), "name one by --output")
+    refused((*arguments, "--top-p", "0", "--sampling"), "`top_p` must be above 0")
 
 
 def test_help_version_and_usage_errors_come_without_keras():

@@ -26,6 +26,8 @@ ORDER = [
     {"config"},
     {"decoding"},
     {"translator"},
+    {"loading"},
+    {"files"},
     {"interop", "evaluation", "plots"},
     {"training"},
     {"serve"},

@@ -11,7 +11,7 @@ import pytest
 
 from keras_aiayn import Transformer, Translator
 from keras_aiayn.data.tokenizer import ByteTokenizer, SentencePieceTokenizer
-from keras_aiayn.translator import load
+from keras_aiayn.loading import load
 
 LINES = [f"{color} {animal} {verb}" for color in ("red", "blue", "grün") for animal in
          ("dogs", "cats", "owls") for verb in ("run", "sleep", "sing loudly")]  # fmt: skip

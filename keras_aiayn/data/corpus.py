@@ -66,6 +66,12 @@ def _decoded(stream: Iterable[bytes], name: str, on_bad_bytes: str) -> Iterator[
             ) from None
 
 
+def check_readable(path: PathLike) -> None:
+    """Refuses a file that is not there, before any work; one that is a pipe stays unread."""
+    if not Path(path).exists() or Path(path).is_dir():
+        _open_to_read(path).close()
+
+
 def count_lines(path: PathLike) -> int:
     r"""Counts the lines that `read_lines` would yield, faster and without decoding.
 
@@ -167,7 +173,7 @@ def whole_file(path: PathLike, mode: str = "wb", keep_part: bool = False) -> Ite
     """
     if mode not in ("wb", "w", "ab", "a"):
         raise ValueError(f"`mode` must be 'wb', 'w', 'ab' or 'a'. Received: {mode!r}")
-    part = _part_of(path)
+    part = part_of(path)
     encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
     try:
         with open(part, mode, encoding=encoding, newline=newline) as stream:
@@ -195,7 +201,7 @@ def whole_folder(path: PathLike) -> Iterator[Path]:
     Raises:
         FileExistsError: If `path` is a file, or a folder that holds something.
     """
-    path, part = Path(path), _part_of(path)
+    path, part = Path(path), part_of(path)
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise FileExistsError(f"{path} exists and is not an empty folder: name another output")
     shutil.rmtree(part, ignore_errors=True)
@@ -214,6 +220,7 @@ def whole_folder(path: PathLike) -> Iterator[Path]:
         raise
 
 
-def _part_of(path: PathLike) -> Path:
+def part_of(path: PathLike) -> Path:
+    """Where a file or folder stands until it is whole."""
     path = Path(path)
     return path.with_name(path.name + ".part")

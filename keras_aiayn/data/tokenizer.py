@@ -55,6 +55,9 @@ class Tokenizer(Protocol):
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The written form of each id, to look at."""
 
+    def words(self, ids: Iterable[int]) -> list[int]:
+        """The number of each id's word, from 0, as blanks divide a text; -1 for no word's."""
+
     def in_graph(self) -> Any:
         """The same tokenizer on TensorFlow tensors, with `tokenize` and `detokenize`."""
 
@@ -207,6 +210,13 @@ class SentencePieceTokenizer:
         """The written form of each id, to look at ("▁" is a blank, "<0x0A>" a byte)."""
         return [self._loaded.id_to_piece(int(i)) for i in ids]
 
+    def words(self, ids: Iterable[int]) -> list[int]:
+        """The number of each id's word, from 0, as blanks divide a text; -1 for no word's."""
+        return _words(
+            (i, piece.startswith("▁"), bool(piece.strip("▁")))
+            for i, piece in ((i, self._loaded.id_to_piece(int(i))) for i in ids)
+        )
+
     def in_graph(self) -> Any:
         """The same tokenizer on TensorFlow tensors, for tf.data and SavedModel.
 
@@ -289,6 +299,11 @@ class ByteTokenizer:
         names = _special_names()
         names += [chr(b) if 32 < b < 127 else f"<0x{b:02X}>" for b in range(256)]
         return [names[i] for i in ids]
+
+    def words(self, ids: Iterable[int]) -> list[int]:
+        """The number of each id's word, from 0, as blanks divide a text; -1 for no word's."""
+        blanks = {len(SPECIAL_IDS) + byte for byte in b" \t\n\r\x0b\x0c"}
+        return _words((i, i in blanks, i not in blanks) for i in ids)
 
     def in_graph(self) -> Any:
         """The same tokenizer on TensorFlow tensors, with `tokenize` and `detokenize`."""
@@ -422,6 +437,10 @@ class WordPieceTokenizer:
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The written form of each id, to look at ("##" goes on with a word)."""
         return [self.vocabulary[i] for i in ids]
+
+    def words(self, ids: Iterable[int]) -> list[int]:
+        """The number of each id's word, from 0; punctuation is a word of its own, as it is here."""
+        return _words((i, not self.vocabulary[i].startswith("##"), True) for i in ids)
 
     def in_graph(self) -> Any:
         """KerasHub's tokenizer, whose `tokenize` and `detokenize` take TensorFlow tensors too."""
@@ -576,6 +595,20 @@ def _require_text(lines: Sequence[str]) -> None:
 def _require_strings(texts: Sequence[str]) -> None:
     if isinstance(texts, (str, bytes)):
         raise ValueError(f"`texts` must be a list of strings, not one. Received: {texts!r}")
+
+
+def _words(ids: Iterable[tuple[int, bool, bool]]) -> list[int]:
+    """Word numbers of ids, each with whether it begins with a blank, and whether it is more."""
+    words, word, begins = [], -1, True
+    for i, blank, text in ids:
+        begins = begins or blank
+        if i in (PAD, BOS, EOS) or not text:
+            words.append(-1)
+            continue
+        word += begins
+        begins = False
+        words.append(word)
+    return words
 
 
 def _real_ids(ids: Iterable[int], vocabulary_size: int) -> list[int]:

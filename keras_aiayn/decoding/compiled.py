@@ -6,25 +6,28 @@ compiled.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops, tree
 
 from keras_aiayn import masking
-from keras_aiayn.decoding.search import SearchResult, Tensor, beam_search
+from keras_aiayn.decoding.constraints import Constraints, Tensor
+from keras_aiayn.decoding.sampling import sample
+from keras_aiayn.decoding.search import SearchResult, beam_search
+from keras_aiayn.special_ids import PAD
 
 
-def compiled(model: keras.Layer, function: Callable) -> Callable:
-    """Compiles a function that reads the weights of a model.
+def compiled(models: keras.Layer | Sequence[keras.Layer], function: Callable) -> Callable:
+    """Compiles a function that reads the weights of a model, or of several.
 
     Make it once and keep it: every call of `compiled` compiles anew. Weights are read at each
     call, so training between two calls is seen.
 
     Args:
-        model: whose variables the function reads.
+        models: whose variables the function reads.
         function: of tensors (positional) and of settings (by keyword), in `keras.ops`.
 
     Returns:
@@ -32,7 +35,8 @@ def compiled(model: keras.Layer, function: Callable) -> Callable:
         a structure of numpy arrays. It compiles once for each combination of shapes and settings.
     """
     build = {"jax": _jax_function, "tensorflow": _tensorflow_function, "torch": _torch_function}
-    run = build[keras.backend.backend()](model, function)
+    models = tuple(models) if isinstance(models, (list, tuple)) else (models,)
+    run = build[keras.backend.backend()](models, function)
 
     def call(*arrays, **settings):
         return tree.map_structure(ops.convert_to_numpy, run(*arrays, **settings))
@@ -40,25 +44,29 @@ def compiled(model: keras.Layer, function: Callable) -> Callable:
     return call
 
 
-def _jax_function(model, function):
+def _jax_function(models, function):
     import jax
+
+    def variables():
+        return [variable for model in models for variable in model.variables]
 
     # A plain closure would build the weights into each program as constants: more memory, and
     # blind to training.
     @functools.partial(jax.jit, static_argnums=1)
     def pure(values, settings, *arrays):
-        with keras.StatelessScope(state_mapping=list(zip(model.variables, values, strict=True))):
+        with keras.StatelessScope(state_mapping=list(zip(variables(), values, strict=True))):
             return function(*arrays, **dict(settings))
 
     def run(*arrays, **settings):
-        if hasattr(model, "jax_state_sync"):
-            model.jax_state_sync()  # within `fit` the weights live in the trainer's hands
-        return pure([v.value for v in model.variables], tuple(sorted(settings.items())), *arrays)
+        for model in models:
+            if hasattr(model, "jax_state_sync"):
+                model.jax_state_sync()  # within `fit` the weights live in the trainer's hands
+        return pure([v.value for v in variables()], tuple(sorted(settings.items())), *arrays)
 
     return run
 
 
-def _tensorflow_function(model, function):
+def _tensorflow_function(models, function):
     import tensorflow as tf
 
     # XLA only where it pays: on a CPU it takes three times as long to compile, to run a quarter
@@ -75,7 +83,7 @@ def _tensorflow_function(model, function):
     return run
 
 
-def _torch_function(model, function):
+def _torch_function(models, function):
     import torch
 
     def run(*arrays, **settings):
@@ -85,40 +93,75 @@ def _torch_function(model, function):
     return run
 
 
+class Sampling(NamedTuple):
+    """How to draw outputs at random; see `sampling.sample`."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
 def search_function(
-    model: keras.Model,
+    models: keras.Model | Sequence[keras.Model],
     *,
     beam_size: int = 4,
     length_penalty: float = 0.6,
     num_return: int = 1,
     early_stopping: bool = True,
+    no_repeat_ngram_size: int = 0,
+    sampling: Sampling | None = None,
 ) -> Callable[..., SearchResult]:
-    """Compiles the search of a Transformer.
+    """Compiles the search of a Transformer, or of several together.
 
     Args:
-        model: a `Transformer`.
+        models: a `Transformer`, or several with one vocabulary, whose probabilities are averaged.
         beam_size: K, 1 for greedy search.
         length_penalty: alpha.
         num_return: number of hypotheses for each sentence.
         early_stopping: whether to stop where the result is proven.
+        no_repeat_ngram_size: of `Constraints`.
+        sampling: draws `num_return` outputs at random instead of searching for the best.
 
     Returns:
-        `search(source_ids (B, S), max_lengths (B,), max_length=int)` to a `SearchResult` of
-        numpy arrays. Each combination of B, S and `max_length` is compiled once.
+        `search(source_ids (B, S), max_lengths (B,), *, max_length, prefixes, min_lengths,
+        suppressed, seeds)` to a `SearchResult` of numpy arrays; the last four, of `Constraints`
+        and of `sample`, may be left out. Each combination of shapes and `max_length` is compiled
+        once.
     """
-    settings: dict[str, Any] = {
-        "beam_size": beam_size,
-        "length_penalty": length_penalty,
-        "num_return": num_return,
-        "early_stopping": early_stopping,
-    }
+    models = tuple(models) if isinstance(models, (list, tuple)) else (models,)
+    settings: dict[str, Any] = {"length_penalty": length_penalty}
+    if sampling is None:
+        settings |= {"num_return": num_return, "early_stopping": early_stopping}
+    else:
+        settings |= sampling._asdict()
+        beam_size = num_return
 
-    def translate(source_ids, max_lengths, max_length):
-        return translate_ids(model, source_ids, max_lengths, max_length=max_length, **settings)
+    def translate(source_ids, max_lengths, prefixes, min_lengths, suppressed, seeds, max_length):
+        rules = Constraints(prefixes, min_lengths, suppressed, no_repeat_ngram_size)
+        options = settings if sampling is None else settings | {"seeds": seeds}
+        return translate_ids(
+            models,
+            source_ids,
+            max_lengths,
+            max_length=max_length,
+            beam_size=beam_size,
+            constraints=rules if rules.are_any() else None,
+            sampled=sampling is not None,
+            **options,
+        )
 
-    run = compiled(model, translate)
+    run = compiled(models, translate)
 
-    def search(source_ids: np.ndarray, max_lengths: np.ndarray, *, max_length: int) -> SearchResult:
+    def search(
+        source_ids: np.ndarray,
+        max_lengths: np.ndarray,
+        *,
+        max_length: int,
+        prefixes: np.ndarray | None = None,
+        min_lengths: np.ndarray | None = None,
+        suppressed: np.ndarray | None = None,
+        seeds: np.ndarray | None = None,
+    ) -> SearchResult:
         source_ids = np.asarray(source_ids, "int32")
         max_lengths = np.asarray(max_lengths, "int32")
         longest = max_lengths.max(initial=0)
@@ -128,18 +171,69 @@ def search_function(
                 f"Received: max_lengths of shape {max_lengths.shape} up to {longest}, "
                 f"max_length={max_length}, source_ids of shape {source_ids.shape}"
             )
-        return run(source_ids, max_lengths, max_length=max_length)
+        rows = len(source_ids)
+        given = [
+            np.zeros(empty, "int32") if array is None else np.asarray(array, "int32")
+            for array, empty in (
+                (prefixes, (rows, 0)),
+                (min_lengths, (0,)),
+                (suppressed, (0,)),
+                (seeds, (rows,)),
+            )
+        ]
+        return run(source_ids, max_lengths, *given, max_length=max_length)
 
     return search
 
 
+def attention_function(model: keras.Model) -> Callable[..., np.ndarray]:
+    """Compiles where the decoder of a Transformer looks in the source.
+
+    Args:
+        model: a `Transformer`.
+
+    Returns:
+        `attention(source_ids (B, S), decoder_ids (B, T))` to (B, T, S), the mean over the heads of
+        the last layer but one, which is where words are aligned best.
+    """
+
+    def attention(source_ids, decoder_ids):
+        layers = model.attention_scores(source_ids, decoder_ids)["cross"]
+        return ops.mean(ops.cast(layers[-min(2, len(layers))], "float32"), axis=1)
+
+    return compiled(model, attention)
+
+
+def score_function(model: keras.Model) -> Callable[..., np.ndarray]:
+    """Compiles the log-probability of given outputs.
+
+    Args:
+        model: a `Transformer`.
+
+    Returns:
+        `score(source_ids (B, S), decoder_ids (B, T), targets (B, T))` to (B,) float32, the sum of
+        the log-probabilities of the targets that are not pads.
+    """
+
+    def score(source_ids, decoder_ids, targets):
+        logits = model(
+            {"encoder_token_ids": source_ids, "decoder_token_ids": decoder_ids}, training=False
+        )
+        log_probs = ops.log_softmax(ops.cast(logits, "float32"), axis=-1)
+        own = ops.take_along_axis(log_probs, ops.expand_dims(targets, -1), axis=-1)[..., 0]
+        return ops.sum(ops.where(ops.equal(targets, PAD), 0.0, own), axis=-1)
+
+    return compiled(model, score)
+
+
 def translate_ids(
-    model: keras.Model,
+    models: keras.Model | Sequence[keras.Model],
     source_ids: Tensor,
     max_lengths: Tensor,
     *,
     max_length: int,
     beam_size: int = 4,
+    sampled: bool = False,
     **settings: Any,
 ) -> SearchResult:
     """Searches for the best outputs of a Transformer; traceable, not compiled.
@@ -148,39 +242,54 @@ def translate_ids(
     and K rows of its cache; they share the memory of their source.
 
     Args:
-        model: a `Transformer`.
+        models: a `Transformer`, or several whose probabilities are averaged.
         source_ids: (B, S).
         max_lengths: (B,).
         max_length: L.
-        beam_size: K.
-        **settings: of `beam_search`.
+        beam_size: K, or the number of samples.
+        sampled: whether to draw outputs by `sample`.
+        **settings: of `beam_search`, or of `sample`.
 
     Returns:
         A `SearchResult`.
     """
+    models = tuple(models) if isinstance(models, (list, tuple)) else (models,)
     memory_mask = masking.padding_mask(source_ids)
-    memory = model.encode(source_ids, memory_mask, training=False)
+    memories = [model.encode(source_ids, memory_mask, training=False) for model in models]
 
-    def step(token_ids, index, ancestors, cache):
+    def step(token_ids, index, ancestors, caches):
         if keras.backend.backend() == "torch":
             index = int(index)  # a number cuts a slice of the cache; a tensor gathers elements
-        hidden, cache = model.decode(
-            token_ids,
-            memory,
-            decoder_mask=masking.ancestor_mask(ancestors),
-            memory_mask=memory_mask,
-            cache=cache,
-            cache_index=index * beam_size,
-            positions=index,
-            training=False,
-        )
-        return model.output_projection(hidden), cache
+        decoder_mask = masking.ancestor_mask(ancestors)
+        logits, new_caches = [], []
+        for model, memory, cache in zip(models, memories, caches, strict=True):
+            hidden, cache = model.decode(
+                token_ids,
+                memory,
+                decoder_mask=decoder_mask,
+                memory_mask=memory_mask,
+                cache=cache,
+                cache_index=index * beam_size,
+                positions=index,
+                training=False,
+            )
+            logits.append(model.output_projection(hidden))
+            new_caches.append(cache)
+        return _mean_in_logits(logits), tuple(new_caches)
 
-    return beam_search(
-        step,
-        model.init_cache(memory, max_length * beam_size),
-        max_lengths=max_lengths,
-        max_length=max_length,
-        beam_size=beam_size,
-        **settings,
+    caches = tuple(
+        model.init_cache(memory, max_length * beam_size)
+        for model, memory in zip(models, memories, strict=True)
     )
+    lengths = {"max_lengths": max_lengths, "max_length": max_length}
+    if sampled:
+        return sample(step, caches, **lengths, num_samples=beam_size, **settings)
+    return beam_search(step, caches, **lengths, beam_size=beam_size, **settings)
+
+
+def _mean_in_logits(logits):
+    """Logits whose softmax is the mean of the models' probabilities."""
+    if len(logits) == 1:
+        return logits[0]
+    each = [ops.log_softmax(ops.cast(one, "float32"), axis=-1) for one in logits]
+    return ops.logsumexp(ops.stack(each, axis=0), axis=0)  # the divisor cancels

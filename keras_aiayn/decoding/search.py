@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from keras import ops
 
+from keras_aiayn.decoding.constraints import Constraints, Tensor
 from keras_aiayn.special_ids import BOS, EOS, PAD
 
-Tensor: TypeAlias = Any  # of whatever backend runs
 Step: TypeAlias = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]]
 
 BLOCK = 32  # tokens in each of the blocks into which `_top_k_in_blocks` cuts a vocabulary
@@ -70,6 +70,7 @@ def beam_search(
     length_penalty: float = 0.6,
     num_return: int = 1,
     early_stopping: bool = True,
+    constraints: Constraints | None = None,
 ) -> SearchResult:
     """Finds the outputs Y with the best `log P(Y | X) / ((5 + |Y|) / 6)^length_penalty`.
 
@@ -96,9 +97,10 @@ def beam_search(
         length_penalty: alpha, at least 0.
         num_return: N, at most K.
         early_stopping: whether to stop where the result is proven; it never changes the result.
+        constraints: what an output must or must not hold.
 
     Returns:
-        A `SearchResult`.
+        A `SearchResult`. Under constraints that nothing satisfies it is empty.
 
     Raises:
         ValueError: where a setting is out of its range.
@@ -113,22 +115,31 @@ def beam_search(
     def advance(state: SearchState) -> tuple[SearchState]:
         logits, step_state = step(state.newest, state.index, state.ancestors, state.step_state)
         log_probs = ops.log_softmax(ops.cast(logits, "float32"), axis=-1)  # (B, K, V)
+        if constraints is not None:
+            log_probs = constraints.apply(log_probs, state.alive.token_ids, state.index)
         candidates = _best_candidates(log_probs, state.alive.raw_scores, num_candidates)
         ended = _ended(state, candidates, log_probs)
-        finished = _best_finished(state.finished, ended, length_penalty, num_return)
+        finished = _best_finished(state.finished, ended, penalty, num_return)
         newest, parents, alive = _continued(state, candidates, beam_size)
         alive = _freeze(state.done, state.alive, alive)
         finished = _freeze(state.done, state.finished, finished)
         done = state.done | (state.index + 1 >= max_lengths)
         if early_stopping:
-            done = done | _is_proven(alive, finished, max_lengths, length_penalty)
+            done = done | _is_proven(alive, finished, max_lengths, penalty)
         ancestors = _descend(state.ancestors, parents, state.index + 1)
         return (SearchState(state.index + 1, newest, ancestors, alive, finished, done, step_state),)
 
     max_lengths = ops.cast(ops.minimum(max_lengths, max_length), "int32")
+    free = 0 if constraints is None else ops.expand_dims(constraints.prefix_lengths(), axis=1)
+
+    def penalty(lengths: Tensor) -> Tensor:
+        """Of lengths (B, any); what the prefix holds is free."""
+        counted = ops.maximum(lengths - free, 0)  # a slot that holds nothing has length 0
+        return ops.power((5.0 + ops.cast(counted, "float32")) / 6.0, length_penalty)
+
     start = _start(step_state, max_lengths, max_length, beam_size, num_return)
     (end,) = ops.while_loop(unfinished, advance, (start,))
-    return _result(end, length_penalty)
+    return _result(end, penalty)
 
 
 def _check(max_length, beam_size, length_penalty, num_return):
@@ -202,9 +213,9 @@ def _ended(state, candidates, log_probs):
     )
 
 
-def _best_finished(finished, ended, length_penalty, num_return):
+def _best_finished(finished, ended, penalty, num_return):
     pool = _concatenate(finished, ended)  # N + K of each sentence
-    _, best = _top_k(_normalized(pool, length_penalty), num_return)
+    _, best = _top_k(_normalized(pool, penalty), num_return)
     return Hypotheses(*(_gather(field, best) for field in pool))
 
 
@@ -227,16 +238,16 @@ def _descend(ancestors, parents, index):
     return _write(_gather(ancestors, parents), index, beams)
 
 
-def _is_proven(alive, finished, max_lengths, length_penalty):
+def _is_proven(alive, finished, max_lengths, penalty):
     """Whether no alive hypothesis can still enter the pool, for each sentence.
 
     A raw score only falls, and with alpha >= 0 the divisor is largest at the maximum length.
     """
-    bound = alive.raw_scores[:, 0] / _penalty(max_lengths, length_penalty)
-    return _normalized(finished, length_penalty)[:, -1] >= bound
+    bound = alive.raw_scores[:, :1] / penalty(ops.expand_dims(max_lengths, axis=1))  # (B, 1)
+    return (_normalized(finished, penalty)[:, -1:] >= bound)[:, 0]
 
 
-def _result(state, length_penalty):
+def _result(state, penalty):
     num_return = state.finished.lengths.shape[1]
     count = ops.sum(ops.cast(state.finished.raw_scores > -math.inf, "int32"), axis=1)
     count = ops.expand_dims(count, axis=1)  # (B, 1), number that finished
@@ -252,19 +263,15 @@ def _result(state, length_penalty):
     return SearchResult(
         token_ids=token_ids,
         lengths=lengths,
-        scores=_normalized(best, length_penalty),
+        scores=_normalized(best, penalty),
         raw_scores=best.raw_scores,
         hit_limit=cut & exists,
         steps=state.index,
     )
 
 
-def _penalty(lengths, length_penalty):
-    return ops.power((5.0 + ops.cast(lengths, "float32")) / 6.0, length_penalty)
-
-
-def _normalized(hypotheses, length_penalty):
-    return hypotheses.raw_scores / _penalty(hypotheses.lengths, length_penalty)
+def _normalized(hypotheses, penalty):
+    return hypotheses.raw_scores / penalty(hypotheses.lengths)
 
 
 def _freeze(done, old, new):

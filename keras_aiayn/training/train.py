@@ -31,6 +31,7 @@ from keras_aiayn.data import batching, corpus
 from keras_aiayn.data import tokenizer as tokenizers
 from keras_aiayn.data.prepared import Prepared
 from keras_aiayn.evaluation import corpus_scores
+from keras_aiayn.loading import load
 from keras_aiayn.training import checkpoint
 from keras_aiayn.training.loss import LabelSmoothedCrossentropy
 from keras_aiayn.training.memory import keep_freed_memory
@@ -335,7 +336,7 @@ def _micro(step: int, config: TrainingConfig) -> int:
 
 def _warm_start(model: Transformer, path: Path, data: Prepared) -> None:
     """Takes the weights of a translator with the same tokenizers and sizes."""
-    other = keras.saving.load_model(path)
+    other = load(path)
     ours = [data.source_tokenizer.fingerprint, data.target_tokenizer.fingerprint]
     theirs = [other.source_tokenizer.fingerprint, other.target_tokenizer.fingerprint]
     if ours != theirs:

@@ -18,8 +18,10 @@ class Hypothesis(NamedTuple):
     hit_limit: bool
 
 
-def hypothesis(raw_score: float, token_ids: Prefix, length_penalty: float) -> Hypothesis:
-    score = raw_score / ((5 + len(token_ids)) / 6) ** length_penalty
+def hypothesis(
+    raw_score: float, token_ids: Prefix, length_penalty: float, free: int = 0
+) -> Hypothesis:
+    score = raw_score / ((5 + max(len(token_ids) - free, 0)) / 6) ** length_penalty
     return Hypothesis(score, raw_score, token_ids, hit_limit=token_ids[-1] != EOS)
 
 
@@ -30,11 +32,12 @@ def search_slowly(
     max_length: int,
     length_penalty: float,
     num_return: int,
+    free: int = 0,
 ) -> list[Hypothesis]:
     """Beam search without arrays, and without an early stop.
 
     `log_probs` gives the log-probabilities (P, V) of what may follow each of P prefixes (which
-    do not hold the BOS).
+    do not hold the BOS). The length penalty does not count the first `free` tokens.
     """
     alive: list[tuple[float, Prefix]] = [(0.0, ())]
     finished: list[Hypothesis] = []
@@ -50,12 +53,12 @@ def search_slowly(
         candidates = candidates[: 1 if beam_size == 1 else 2 * beam_size]
         alive = [candidate for candidate in candidates if candidate[1][-1] != EOS][:beam_size]
         finished += [
-            hypothesis(raw, token_ids, length_penalty)
+            hypothesis(raw, token_ids, length_penalty, free)
             for raw, token_ids in candidates
             if token_ids[-1] == EOS
         ]
     finished.sort(key=lambda found: -found.score)
-    cut = [hypothesis(raw, token_ids, length_penalty) for raw, token_ids in alive]
+    cut = [hypothesis(raw, token_ids, length_penalty, free) for raw, token_ids in alive]
     return [*finished, *cut][:num_return]
 
 

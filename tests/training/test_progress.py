@@ -44,6 +44,7 @@ def test_micro_batches_are_no_steps(clock):
     shown = started(io.StringIO(), accumulation=2)
     shown.begin_segment([500] * 2)
     for batch in range(3):
+        clock.now += 1
         shown.on_train_batch_end(batch, {})
     assert shown.step == 21
 
@@ -52,6 +53,7 @@ def test_micro_batches_are_no_steps(clock):
 def test_a_lost_loss_and_a_due_checkpoint_end_the_segment(clock, loss):
     shown = started(io.StringIO(), checkpoint_seconds=60.0)
     shown.begin_segment([500] * 4)
+    clock.now += 1
     shown.on_train_batch_end(0, {"token_loss": 1.0})
     assert not shown.model.stop_training
     clock.now += 61

@@ -1,0 +1,118 @@
+"""A `.keras` file from anyone, opened without trusting it.
+
+Keras deserialises whatever its registry knows, and reads weights past the checksums of a damaged
+archive. So before Keras sees a file, what it holds is compared with what a translator may hold.
+"""
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_aiayn.data.tokenizer import KINDS
+from keras_aiayn.translator import FORMAT, Translator
+
+CLASSES = {
+    ("keras_aiayn.translator", "Translator"),
+    ("keras_aiayn.transformer", "Transformer"),
+    ("keras", "DTypePolicy"),
+}
+_ASSETS = {kind.asset_name for kind in KINDS.values()}
+MEMBERS = {"metadata.json", "config.json", "model.weights.h5"} | {
+    f"assets/{side}{name}" for name in _ASSETS for side in ("", "source/", "target/")
+}
+_LONGEST_CONFIG = 1 << 20
+
+
+def load(path: str | os.PathLike[str]) -> Translator:
+    """Loads a translator; any other file is an error of one line, and runs nothing.
+
+    Args:
+        path: of a `.keras` file.
+
+    Returns:
+        The translator.
+
+    Raises:
+        FileNotFoundError: where there is no file.
+        ValueError: where it is not a translator of this package, damaged, or of a newer format.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    if path.suffix != ".keras" or not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is not a .keras file: train a model, or name RUN/model.keras")
+    try:
+        _check(path)
+        loaded = keras.saving.load_model(path, compile=False, safe_mode=True)
+        if loaded.source_tokenizer is None:  # which raises where there is none
+            raise ValueError("its tokenizer is missing")
+    except Exception as error:
+        # Whatever a foreign or broken archive makes Keras raise, it is this file that is wrong.
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{path} cannot be loaded as a translator: {reason}") from error
+    return loaded
+
+
+def _check(path: Path) -> None:
+    """Refuses a file that holds more, less or other than a translator."""
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        weights = archive.getinfo("model.weights.h5").file_size
+        if weights > path.stat().st_size:
+            raise ValueError("its weights are larger than the file")
+        if archive.getinfo("config.json").file_size > _LONGEST_CONFIG:
+            raise ValueError("its config.json is too long")
+        damaged = archive.testzip()  # Keras would read past a wrong checksum
+        if damaged:
+            raise ValueError(f"it is damaged: {damaged} has changed since it was written")
+        config = json.loads(archive.read("config.json"))
+        if config.get("class_name") != "Translator":
+            raise ValueError(
+                f"it holds a {config.get('class_name')} and not a Translator: "
+                "save one with `Translator(model, tokenizer).save(...)`"
+            )
+        if config["config"]["format"] > FORMAT:
+            Translator.from_config(config["config"])  # which refuses it by name
+        strange = [name for name in names if name not in MEMBERS]
+        if strange or len(set(names)) != len(names):
+            raise ValueError(f"a translator's file holds no {(strange or names)[0]!r}")
+        _check_classes(config)
+        _check_sizes(config["config"]["model"]["config"], weights)
+
+
+def _check_classes(value: Any) -> None:
+    """Only our classes, of plain values: nothing else is made, imported or looked up."""
+    if isinstance(value, list):
+        for part in value:
+            _check_classes(part)
+    if not isinstance(value, dict):
+        return
+    if "class_name" in value:
+        name = (value.get("module"), value["class_name"])
+        # Keras looks up the registered name first.
+        registered = (None, value["class_name"], f"keras_aiayn>{value['class_name']}")
+        if name not in CLASSES or value.get("registered_name") not in registered:
+            raise ValueError(f"it asks for {'.'.join(map(str, name))}, which is no part of one")
+    for part in value.values():
+        _check_classes(part)
+
+
+def _check_sizes(model: dict[str, Any], weights: int) -> None:
+    """No larger model than the weights fill: a short file could ask for all memory."""
+    layers, width = model["num_layers"], model["hidden_dim"]
+    heads = layers * width * model["num_heads"]
+    parts = {
+        "key_dim": heads * (model["key_dim"] or 0),
+        "value_dim": heads * (model["value_dim"] or 0),
+        "vocabulary_size": model["vocabulary_size"] * width,
+        "target_vocabulary_size": (model["target_vocabulary_size"] or 0) * width,
+        "intermediate_dim": layers * width * model["intermediate_dim"],
+        "max_length": (model["max_length"] or 0) * width,
+    }
+    for name, least in parts.items():
+        if least > weights:
+            raise ValueError(f"its {name} asks for more weights than it holds")
