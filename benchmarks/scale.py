@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 TOKENS_PER_BATCH, BATCHES, PROCESSES = 2_048, 200, 4
+POOL = 200_000  # different texts; with its number every pair is different
 
 
 def anonymous_mb() -> float:
@@ -30,15 +31,15 @@ def anonymous_mb() -> float:
 def make(folder: Path, pairs: int) -> None:
     """Writes `pairs` pairs of text, all different."""
     generator = np.random.default_rng(1)
+    lengths = np.clip(generator.gamma(3, 6, POOL), 2, 80).astype(int)
+    words = iter(generator.zipf(1.3, lengths.sum()) % 1000)
+    texts = [" ".join(f"w{next(words)}" for _ in range(length)) for length in lengths]
     source_path, target_path = folder / "train.en", folder / "train.de.part"
     with open(source_path, "w") as source, open(target_path, "w") as target:
-        for first in range(0, pairs, 100_000):
-            lengths = np.clip(generator.gamma(3, 6, 100_000), 2, 80).astype(int)
-            words = iter(generator.zipf(1.3, lengths.sum()) % 1000)
-            for number, length in enumerate(lengths[: pairs - first], first):
-                text = " ".join(f"w{next(words)}" for _ in range(length))
-                source.write(f"{number} {text}\n")
-                target.write(f"{text} {number}\n")
+        for number in range(pairs):
+            text = texts[number % POOL]
+            source.write(f"{number} {text}\n")
+            target.write(f"{text} {number}\n")
     target_path.rename(folder / "train.de")
 
 
