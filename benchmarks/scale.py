@@ -32,8 +32,10 @@ def make(folder: Path, pairs: int) -> None:
     """Writes `pairs` pairs of text, all different."""
     generator = np.random.default_rng(1)
     lengths = np.clip(generator.gamma(3, 6, POOL), 2, 80).astype(int)
-    words = iter(generator.zipf(1.3, lengths.sum()) % 1000)
-    texts = [" ".join(f"w{next(words)}" for _ in range(length)) for length in lengths]
+    letters = "aeioubdfgk"
+    words = ["".join(letters[n // 10**place % 10] for place in range(3)) for n in range(1000)]
+    drawn = iter(generator.zipf(1.3, lengths.sum()) % 1000)
+    texts = [" ".join(words[next(drawn)] for _ in range(length)) for length in lengths]
     source_path, target_path = folder / "train.en", folder / "train.de.part"
     with open(source_path, "w") as source, open(target_path, "w") as target:
         for number in range(pairs):
@@ -50,7 +52,7 @@ def prepare(folder: Path, pairs: int) -> None:
     began = time.perf_counter()
     before = anonymous_mb()
     texts = folder / "train.en", folder / "train.de"
-    prepared.write(*texts, None, None, folder / "data", vocabulary_size=2_000)
+    prepared.write(*texts, None, None, folder / "data", vocabulary_size=1_000)
     seconds = time.perf_counter() - began
     print(f"prepare: {seconds:,.0f} s, {pairs / seconds:,.0f} pairs/s; "
           f"anonymous memory {before:,.0f} MB before, {anonymous_mb():,.0f} MB after")  # fmt: skip
