@@ -265,11 +265,17 @@ def translate(
         "together_with": others,
         "alignments": alignments,
     }
-    if input_ == output == "-" and sys.stdin.isatty() and sys.stdout.isatty():
+    # What asks for a file's format, or its line for each line, is a file even when it is typed.
+    as_a_file = prefixes or resume or alignments or report or file_format != "text"
+    terminal = input_ == output == "-" and sys.stdin.isatty() and sys.stdout.isatty()
+    if terminal and not as_a_file:
         console = Console()
+        options["split_long"] = split_long
         texts = files.typed(console)
         files.interact(translator, texts, console, show_attention=show_attention, **options)
         return
+    if show_attention:
+        raise ValueError("`--show-attention` is for what is typed on a terminal: see `plot`")
     done = files.translate_file(
         translator,
         sys.stdin.buffer if input_ == "-" else input_,

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_aiayn.data import corpus
+from keras_aiayn.decoding.alignment import pharaoh
 from keras_aiayn.decoding.settings import SearchSettings
 from keras_aiayn.translator import Translation, Translator
 
@@ -249,7 +250,7 @@ def _writer(file_format: str, n_best: int, alignments: bool) -> Callable[[int, T
             if n_best > 1:
                 fields = [str(number), *fields, f"{hypothesis.score:.6f}"]
             if alignments:
-                fields.append(" ".join(f"{s}-{t}" for s, t in hypothesis.alignment))
+                fields.append(pharaoh(hypothesis.alignment))
             lines.append(" ||| ".join(fields) + "\n")
         return "".join(lines)
 

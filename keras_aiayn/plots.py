@@ -43,13 +43,14 @@ def plot_attention(
         raise ValueError(f"`layer` must be from 0 to {layers - 1}. Received: {layer}")
     translation = translator.translate([text], details=True)[0]
     source_ids = [*translator.source_tokenizer.encode([text])[0], EOS]
-    target_ids = translator.target_tokenizer.encode([translation.text])[0]
+    if not translation.token_ids:
+        raise ValueError(f"there is no translation to look at. Received: {text!r}")
+    decoder_ids = [BOS, *translation.token_ids[:-1]]  # those searched: text can be cut otherwise
     scores = translator.model.attention_scores(
-        np.array([source_ids], "int32"), np.array([[BOS, *target_ids]], "int32")
+        np.array([source_ids], "int32"), np.array([decoder_ids], "int32")
     )
     sources = translator.source_tokenizer.pieces(source_ids)
-    read = translator.target_tokenizer.pieces([BOS, *target_ids])
-    written = translator.target_tokenizer.pieces([*target_ids, EOS])
+    read, written = translator.target_tokenizer.pieces(decoder_ids), translation.tokens
     keys, queries = {
         "encoder": (sources, sources),
         "decoder": (read, written),

@@ -143,6 +143,7 @@ def test_options_that_cannot_be_are_refused(model, tmp_path, refused):
     refused((*arguments, "--n-best", "9"), "`n_best` must be at most the beam size")
     refused((*arguments, "--format", "xml"), "text or jsonl")
     refused((*arguments, "--resume"), "name one by --output")
+    refused((*arguments, "--show-attention"), "for what is typed on a terminal")
     refused((*arguments, "--top-p", "0", "--sampling"), "`top_p` must be above 0")
 
 

@@ -102,8 +102,12 @@ def test_what_cannot_be_drawn_is_refused_and_leaves_nothing(tmp_path, draw, mess
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"kind": "both"}, "`kind` must be one of encoder"), ({"layer": 2}, "from 0 to 1. Received")],
+    [
+        ({"kind": "both"}, "`kind` must be one of encoder"),
+        ({"layer": 2}, "from 0 to 1. Received"),
+        ({"text": " "}, "no translation to look at. Received: ' '"),
+    ],
 )
 def test_attention_that_is_not_there_is_refused(translator, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        plots.plot_attention(translator, "ab", tmp_path / "a.png", **options)
+        plots.plot_attention(translator, output=tmp_path / "a.png", **{"text": "ab"} | options)
