@@ -64,7 +64,7 @@ def planned(folder: Path, epoch: int):
 
     data = prepared.open(folder / "data")
     lengths = data.train.source_lengths(), data.train.target_lengths()
-    options = {"tokens_per_batch": TOKENS_PER_BATCH, "multiple": PROCESSES, "seed": 1}
+    options = {"tokens_per_batch": TOKENS_PER_BATCH, "seed": 1}
     return data, batching.plan(*lengths, **options, epoch=epoch)
 
 
@@ -75,7 +75,7 @@ def plan(folder: Path, pairs: int) -> None:
         _, epoch_plan = planned(folder, epoch)
         print(f"plan of epoch {epoch}: {time.perf_counter() - began:,.1f} s, "
               f"{len(epoch_plan):,} batches, {len(epoch_plan.shapes)} shapes, "
-              f"{100 * epoch_plan.real_share:.1f} % real tokens; "
+              f"{100 * epoch_plan.real_share():.1f} % real tokens; "
               f"anonymous memory {anonymous_mb():,.0f} MB")  # fmt: skip
 
 
@@ -110,10 +110,10 @@ def read(folder: Path, pairs: int, process: int) -> None:
     from keras_aiayn.data import batching
 
     data, epoch_plan = planned(folder, 0)
-    part = (process, PROCESSES)
+    share = {"replicas": PROCESSES, "parts": [process]}
     rows = [
         hashlib.blake2b(row[row != 0].tobytes(), digest_size=8).hexdigest()
-        for _, targets, _ in batching.dataset(data.train, epoch_plan, stop=BATCHES, part=part)
+        for _, targets, _ in batching.dataset(data.train, epoch_plan, stop=BATCHES, **share)
         for row in targets.numpy()
         if row.any()
     ]

@@ -134,9 +134,19 @@ def train(
     average: Annotated[
         int, typer.Option(help="The result is the mean of so many last checkpoints.")
     ] = 1,
+    devices: Annotated[
+        int | None, typer.Option(help="Of this machine; all its accelerators by default.")
+    ] = None,
     backend: Backend = None,
 ) -> None:
     """Train a model: OUTPUT/model.keras translates."""
+    _start_backend(backend)
+    from keras_aiayn.training import distribution, launch
+
+    processes = distribution.processes_to_start(devices)
+    if processes:
+        command = [sys.executable, "-m", "keras_aiayn", *sys.argv[1:]]
+        raise typer.Exit(launch.launch(processes, command))
     _start_backend(backend, training=True)
     from keras_aiayn.data import prepared
     from keras_aiayn.training import train as training
@@ -146,8 +156,9 @@ def train(
     settings += [] if tokens_per_batch is None else [f"tokens_per_batch={tokens_per_batch}"]
     corpus = prepared.open(data)
     configs = training.configure(corpus, config, settings)
-    training.run(corpus, output, configs, resume=resume, init=init, average=average)
-    _say(f"trained: {output / 'model.keras'}")
+    training.run(
+        corpus, output, configs, resume=resume, init=init, average=average, devices=devices
+    )
 
 
 @app.command()
@@ -484,6 +495,7 @@ def _without_noise() -> Iterator[None]:
         finally:
             os.dup2(screen, 2)
             os.close(screen)
+            del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # a process of ours decides anew
 
 
 def _load(path: Path) -> Any:

@@ -38,17 +38,13 @@ class BatchPlan:
 
     Attributes:
         shapes: The shapes of the run, the widest first: (rows, source width, target width).
-        multiple: What the rows of every shape can be divided by.
         seed: The seed of the run.
         epoch: The epoch.
-        real_share: The share of tokens that are not padding, both sides and filler rows counted.
     """
 
     shapes: list[Shape]
-    multiple: int
     seed: int
     epoch: int
-    real_share: float
     _order: np.ndarray = dataclasses.field(repr=False)  # all pairs, batch after batch
     _starts: np.ndarray = dataclasses.field(repr=False)  # where in `_order` each batch begins
     _stops: np.ndarray = dataclasses.field(repr=False)
@@ -75,6 +71,17 @@ class BatchPlan:
         """The real target tokens of a global batch, EOS included: what its loss is divided by."""
         return int(self._target_tokens[batch])
 
+    def real_share(self, parts: int = 1) -> float:
+        """The share of tokens that are not padding, both sides and filler rows counted.
+
+        Args:
+            parts: into which every batch is dealt, each with as many rows as the others.
+        """
+        rows, *widths = np.array(self.shapes).T
+        padded = -(-rows // parts) * parts * sum(widths)
+        real = self._source_tokens.sum() + self._target_tokens.sum()
+        return int(real) / int(padded[self._shape_ids].sum())
+
 
 def plan(
     source_lengths: np.ndarray,
@@ -84,7 +91,6 @@ def plan(
     seed: int,
     epoch: int,
     max_shapes: int = 8,
-    multiple: int = 1,
     corpora: Sequence[tuple[int, float]] = (),
 ) -> BatchPlan:
     """Plans the batches of an epoch: every pair once, in an order of that epoch alone.
@@ -102,7 +108,6 @@ def plan(
         seed: The seed of the run.
         epoch: The epoch, from 0.
         max_shapes: The largest number of shapes.
-        multiple: What the rows must be divisible by: replicas times accumulated micro-batches.
         corpora: (pairs, weight) of each corpus, in the order of the lengths; none for one corpus
             of weight 1.
 
@@ -114,13 +119,12 @@ def plan(
     """
     source_lengths, target_lengths = np.asarray(source_lengths), np.asarray(target_lengths)
     corpora = corpora or [(len(source_lengths), 1.0)]
-    _check(source_lengths, target_lengths, tokens_per_batch, max_shapes, multiple)
+    _check(source_lengths, target_lengths, tokens_per_batch, max_shapes)
     _check_corpora(corpora, len(source_lengths))
     longer = np.maximum(source_lengths, target_lengths)
     edges, widths = _bucket_edges(source_lengths, target_lengths, longer, corpora, max_shapes)
     pairs = sum(_share(*corpus) for corpus in corpora)
-    rows = tokens_per_batch // edges // multiple * multiple
-    rows = np.minimum(rows, -(-pairs // multiple) * multiple)  # a small corpus needs no more
+    rows = np.minimum(tokens_per_batch // edges, pairs)  # a small corpus needs no more
 
     # Shuffle, then sort by shape without disturbing the order within each.
     generator = np.random.default_rng([seed, epoch])
@@ -141,15 +145,12 @@ def plan(
         for lengths in (source_lengths, target_lengths)
     )
 
-    padded_tokens = rows * widths.sum(axis=1)
-    memory = padded_tokens * (_ATTENTION_EQUALS_REST + widths.max(axis=1))
+    memory = rows * widths.sum(axis=1) * (_ATTENTION_EQUALS_REST + widths.max(axis=1))
     sequence = _largest_first(generator.permutation(len(starts)), shape_ids, memory)
     return BatchPlan(
         shapes=[(int(r), int(s), int(t)) for r, (s, t) in zip(rows, widths, strict=True)],
-        multiple=multiple,
         seed=seed,
         epoch=epoch,
-        real_share=int(source_tokens.sum() + target_tokens.sum()) / int(padded_tokens @ batches),
         _order=order,
         _starts=starts[sequence],
         _stops=stops[sequence],
@@ -261,11 +262,9 @@ def _check(
     target_lengths: np.ndarray,
     tokens_per_batch: int,
     max_shapes: int,
-    multiple: int,
 ) -> None:
-    for name, number in (("max_shapes", max_shapes), ("multiple", multiple)):
-        if number < 1:
-            raise ValueError(f"`{name}` must be at least 1. Received: {number}")
+    if max_shapes < 1:
+        raise ValueError(f"`max_shapes` must be at least 1. Received: {max_shapes}")
     if source_lengths.shape != target_lengths.shape or source_lengths.ndim != 1:
         raise ValueError(
             "`source_lengths` and `target_lengths` must be vectors of one length. "
@@ -277,11 +276,11 @@ def _check(
     if shortest < 1:
         raise ValueError(f"lengths count EOS, so the least is 1. Received: {shortest}")
     longest = max(source_lengths.max(), target_lengths.max())
-    if longest * multiple > tokens_per_batch:
+    if longest > tokens_per_batch:
         raise ValueError(
-            f"`tokens_per_batch` must be at least {longest * multiple}, the longest sentence "
-            f"({longest} tokens) times the rows of the smallest batch ({multiple}): raise it, or "
-            f"prepare the corpus with a smaller `max_length`. Received: {tokens_per_batch}"
+            f"`tokens_per_batch` must be at least {longest}, the tokens of the longest sentence: "
+            "raise it, or prepare the corpus with a smaller `max_length`. "
+            f"Received: {tokens_per_batch}"
         )
 
 
@@ -339,12 +338,14 @@ def dataset(
     start: int = 0,
     stop: int | None = None,
     accumulation: int = 1,
-    part: tuple[int, int] = (0, 1),
+    replicas: int = 1,
+    parts: Sequence[int] | None = None,
 ) -> Any:
     """The batches of a plan as a `tf.data.Dataset` for `model.fit`.
 
     A global batch comes as `accumulation` micro-batches one after the other. Its rows are dealt
-    to them, and to the replicas, in turn, so that no part gets all the filler rows.
+    to them, and to the replicas, in turn, so that no part gets all the filler rows. All parts
+    have as many rows; where those of a batch do not suffice, each is filled up.
 
     The weight of a real target token is accumulation / (real target tokens of the global batch).
     With a loss of reduction "sum" the update is then that of the mean over the global batch, in
@@ -356,7 +357,8 @@ def dataset(
         start: The first global batch.
         stop: The one to stop before; None for the end of the epoch.
         accumulation: Micro-batches for each update.
-        part: (replica, replicas): the share of the rows of each micro-batch to give.
+        replicas: Devices that share each micro-batch.
+        parts: The replicas, from 0, whose rows to give, one after the other; all by default.
 
     Returns:
         A dataset of known length. An element is `({"encoder_token_ids": (B, S) int32,
@@ -364,17 +366,14 @@ def dataset(
 
     Raises:
         ImportError: If TensorFlow is missing.
-        ValueError: If the rows of the plan cannot be dealt so.
+        ValueError: If there is no such part, or no such batch.
     """
-    replica, replicas = part
-    dealt = accumulation * replicas
-    if dealt < 1 or plan.multiple % dealt:
+    parts = range(replicas) if parts is None else parts
+    if accumulation < 1 or not parts or not all(0 <= part < replicas for part in parts):
         raise ValueError(
-            "the plan's `multiple` must be divisible by replicas times accumulation. "
-            f"Received: multiple={plan.multiple}, replicas={replicas}, accumulation={accumulation}"
+            "`accumulation` must be at least 1, and `parts` some of the replicas, from 0. "
+            f"Received: accumulation={accumulation}, replicas={replicas}, parts={list(parts)}"
         )
-    if not 0 <= replica < replicas:
-        raise ValueError(f"`part` must be (replica, replicas), counted from 0. Received: {part}")
     stop = len(plan) if stop is None else stop
     if not 0 <= start <= stop <= len(plan):
         raise ValueError(
@@ -382,14 +381,19 @@ def dataset(
             f"Received: start={start}, stop={stop}"
         )
     tf = import_tensorflow()
+    dealt = accumulation * replicas
 
     def micro_batch(step: np.ndarray) -> tuple[np.ndarray, ...]:
         batch, micro = divmod(int(step), accumulation)
-        rows, source_width, target_width = plan.shape(batch)
-        own = plan.indices(batch)[micro * replicas + replica :: dealt]
-        inputs, targets = gather(split, own, rows // dealt, source_width, target_width)
+        rows, *widths = plan.shape(batch)
         weight = np.float32(accumulation / plan.target_tokens(batch))
-        return *inputs.values(), targets, np.where(targets != PAD, weight, np.float32(0))
+        given = []
+        for part in parts:
+            own = plan.indices(batch)[micro * replicas + part :: dealt]
+            inputs, targets = gather(split, own, -(-rows // dealt), *widths)
+            weights = np.where(targets != PAD, weight, np.float32(0))
+            given.append((*inputs.values(), targets, weights))
+        return tuple(map(np.concatenate, zip(*given, strict=True)))
 
     def element(step: Any) -> tuple[dict[str, Any], Any, Any]:
         # numpy gathers from the memory map; TensorFlow's own gather would copy the corpus first.

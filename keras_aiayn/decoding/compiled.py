@@ -61,7 +61,13 @@ def _jax_function(models, function):
         for model in models:
             if hasattr(model, "jax_state_sync"):
                 model.jax_state_sync()  # within `fit` the weights live in the trainer's hands
-        return pure([v.value for v in variables()], tuple(sorted(settings.items())), *arrays)
+        values = [on_one_device(variable.value) for variable in variables()]
+        return pure(values, tuple(sorted(settings.items())), *arrays)
+
+    def on_one_device(value):
+        """The copy on this process's first device, where devices hold one each."""
+        copies = len(value.sharding.device_set) > 1 and value.is_fully_replicated
+        return value.addressable_data(0) if copies else value
 
     return run
 

@@ -12,6 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 REFRESH_SECONDS = 0.5
 # Where there is no terminal to draw on, a line now and then says the same.
 LINE_SECONDS = 30.0
+# Where there are several processes, they agree on whether to stop once in so many updates.
+AGREE_EVERY = 10
 
 
 class StepProgress(keras.callbacks.Callback):
@@ -24,6 +26,7 @@ class StepProgress(keras.callbacks.Callback):
         learning_rate: the rate of an update, counted from 1.
         accumulation: micro-batches of an update.
         checkpoint_seconds: time after which a segment is ended for a checkpoint; 0 for never.
+        agree: with several processes, tells of a flag whether any of them has raised it.
     """
 
     def __init__(
@@ -34,12 +37,14 @@ class StepProgress(keras.callbacks.Callback):
         learning_rate: Callable[[int], float],
         accumulation: int = 1,
         checkpoint_seconds: float = 0.0,
+        agree: Callable[[bool], list[bool]] | None = None,
     ):
         super().__init__()
         self.step = self._first = done
         self.stop_requested = False
         self._console, self._total, self._learning_rate = console, total, learning_rate
         self._accumulation, self._checkpoint_seconds = accumulation, checkpoint_seconds
+        self._agree = agree
         self._saved = self._started = time.perf_counter()
         self._micro_batches = 0
         self._tokens: list[int] = []
@@ -85,7 +90,10 @@ class StepProgress(keras.callbacks.Callback):
         self.step += 1
         # A loss that is no number stays none: what follows would be lost.
         lost = not math.isfinite((logs or {}).get("token_loss", 0.0))
-        if self.stop_requested or lost or self.checkpoint_is_due():
+        stop = self.stop_requested or lost or self.checkpoint_is_due()
+        if self._agree is not None:
+            (stop,) = self._agree(stop) if self.step % AGREE_EVERY == 0 else (False,)
+        if stop:
             self.model.stop_training = True
         now = time.perf_counter()
         due = REFRESH_SECONDS if self._console.is_terminal else LINE_SECONDS

@@ -12,6 +12,7 @@ A run folder holds
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import math
@@ -32,7 +33,8 @@ from keras_aiayn.data import tokenizer as tokenizers
 from keras_aiayn.data.prepared import Prepared
 from keras_aiayn.evaluation import corpus_scores
 from keras_aiayn.loading import load
-from keras_aiayn.training import checkpoint
+from keras_aiayn.training import checkpoint, distribution
+from keras_aiayn.training.distribution import Devices
 from keras_aiayn.training.loss import LabelSmoothedCrossentropy
 from keras_aiayn.training.memory import keep_freed_memory
 from keras_aiayn.training.optimizer import adam
@@ -80,6 +82,7 @@ def run(
     resume: bool = False,
     init: Path | None = None,
     average: int = 1,
+    devices: int | None = None,
     console: Console | None = None,
 ) -> Translator:
     """Trains a translator.
@@ -91,7 +94,8 @@ def run(
         resume: whether to go on from the last whole checkpoint.
         init: a `.keras` whose weights to start from.
         average: how many of the last checkpoints the result is the mean of.
-        console: where to report; standard error by default.
+        devices: of this machine, as `distribution.start` takes them; all by default.
+        console: where the first process reports; standard error by default.
 
     Returns:
         The translator, which also stands in `output / "model.keras"`.
@@ -100,17 +104,20 @@ def run(
         ValueError: where the run cannot be as asked; nothing is written then.
     """
     model_config, config = configs
+    own = distribution.start(devices)
+    parts = config.accumulation * own.replicas
     console = console or Console(stderr=True)
-    _check(data, configs, average)
-    _open_folder(output, data, configs, resume)
+    console.quiet = console.quiet or not own.is_first
+    own.first(lambda: _begin(output, data, configs, own, average, resume))
     _warn(console, config)
 
     keep_freed_memory()
     keras.utils.set_random_seed(config.seed)
-    model = model_config.build(seed=config.seed)
-    if config.remat:
-        recompute_blocks(model)
-    schedule, gradient_norm = _compile(model, model_config, config)
+    with own.scope():
+        model = model_config.build(seed=config.seed)
+        if config.remat:
+            recompute_blocks(model)
+        schedule, gradient_norm = _compile(model, model_config, config)
     if init is not None:
         _warm_start(model, init, data)
     translator = Translator(model, data.source_tokenizer, data.target_tokenizer)
@@ -124,9 +131,10 @@ def run(
         "validations_since_best": 0,
     }
     if resume:
-        position = _resume(output, model, console) or position
-    _truncate_log(output / "log.jsonl", position["step"])
-    console.print(_headline(data, model, configs, position["epoch"]))
+        position = _resume(output, model, own, console) or position
+        own.first(lambda: _truncate_log(output / "log.jsonl", position["step"]))
+    own.share(model)
+    console.print(_headline(data, model, configs, position["epoch"], own))
 
     progress = StepProgress(
         console,
@@ -135,15 +143,16 @@ def run(
         lambda s: float(schedule(_micro(s, config))),
         config.accumulation,
         checkpoint_seconds=60 * config.checkpoint_minutes,
+        agree=own.any if own.processes > 1 else None,
     )
-    with _writer(output) as write, progress, _stopping_on_interrupt(progress):
+    with _writer(output, own) as write, progress, _stopping_on_interrupt(progress):
 
         def validated(position: dict[str, Any]) -> dict[str, Any]:
             record = {
                 **_training_record(position),
                 "gradient_norm": float(ops.convert_to_numpy(gradient_norm)),
                 "learning_rate": float(schedule(_micro(position["step"], config))),
-                **_validate(data, translator, config),
+                **_validate(data, translator, config, own),
             }
             write(record)
             console.print(_line(record))
@@ -156,37 +165,38 @@ def run(
             plan = _plan(data, config, position["epoch"])
             updates = _updates_ahead(position, plan, config)
             segment = range(position["batch"], position["batch"] + updates)
-            history, seconds = _fit(model, data, plan, segment, config, progress)
-            _check_finite(history, position["step"], progress.step, output)
+            means, seconds = _fit(model, data, plan, segment, config, progress, own)
+            _check_finite(means, position["step"], progress.step, output)
             done = range(segment.start, segment.start + progress.step - position["step"])
-            position = _advance(position, plan, done, seconds, history)
+            position = _advance(position, plan, done, seconds, means, parts)
 
-            stopped = progress.stop_requested
+            stopped, time_is_up = own.any(progress.stop_requested, progress.checkpoint_is_due())
             validates = _validation_is_due(position, config) and not stopped
             if validates:
                 position = validated(position)
             if (
                 stopped
+                or time_is_up
                 or _is_over(position, config)
                 or _due(position["step"], config.checkpoint_every)
-                or progress.checkpoint_is_due()
                 or (validates and config.best_kept)
             ):
-                checkpoint.save(output / "checkpoints", model, position)
-                checkpoint.prune(output / "checkpoints", config.keep_last, config.best_kept)
+                own.first(functools.partial(_save, output, model, position, config))
                 progress.checkpoint_was_saved()
             if stopped:
                 console.print(f"stopped at step {position['step']:,}; go on with --resume")
                 raise KeyboardInterrupt
 
-    chosen = _chosen(output / "checkpoints", config, average)
-    if chosen:
+    names = own.first(lambda: _chosen(output / "checkpoints", config, average))
+    if names:
+        chosen = [output / "checkpoints" / name for name in names]
         checkpoint.average(chosen, model)
-        scores = _validate(data, translator, config)
+        scores = _validate(data, translator, config, own)
         names = ", ".join(path.stem for path in chosen)
         how = "average of" if len(chosen) > 1 else "the best checkpoint,"
         console.print(f"{how} {names}: {_line_of_scores(scores)}")
-    translator.save(output / "model.keras")
+    own.first(lambda: translator.save(output / "model.keras"))
+    console.print(f"trained: {output / 'model.keras'}")
     return translator
 
 
@@ -223,6 +233,17 @@ def average_run(
     source, target = tokenizers.load(folder)
     Translator(model, source, target).save(output)
     return paths
+
+
+def _begin(
+    output: Path, data: Prepared, configs: Configs, own: Devices, average: int, resume: bool
+) -> None:
+    """Refuses what cannot be, and opens the folder of the run."""
+    _check(data, configs, average)
+    own.check(
+        accumulation=configs[1].accumulation, loss_scaling=configs[0].dtype == "mixed_float16"
+    )
+    _open_folder(output, data, configs, resume)
 
 
 def _check(data: Prepared, configs: Configs, average: int) -> None:
@@ -350,17 +371,33 @@ def _warm_start(model: Transformer, path: Path, data: Prepared) -> None:
     model.set_weights(other.model.get_weights())
 
 
-def _resume(output: Path, model: Transformer, console: Console) -> dict[str, Any] | None:
-    """Loads the last whole checkpoint, if there is one, and says what was passed over."""
-    for part in sorted((output / "checkpoints").glob("*.part")):
+def _resume(
+    output: Path, model: Transformer, own: Devices, console: Console
+) -> dict[str, Any] | None:
+    """Loads the last whole checkpoint, if there is one."""
+    name = own.first(lambda: _last_whole(output / "checkpoints", console))
+    return checkpoint.load(output / "checkpoints" / name, model) if name else None
+
+
+def _last_whole(folder: Path, console: Console) -> str | None:
+    """The name of the last whole checkpoint; says what is passed over."""
+    for part in sorted(folder.glob("*.part")):
         console.print(f"{part} was not finished and is passed over")
-    for path in reversed(checkpoint.find(output / "checkpoints")):
+    for path in reversed(checkpoint.find(folder)):
         if checkpoint.whole(path):
             console.print(f"resuming from {path}")
-            return checkpoint.load(path, model)
+            return path.name
         console.print(f"warning: {path} is damaged and passed over")
     console.print("there is no whole checkpoint yet: starting at step 0")
     return None
+
+
+def _save(
+    output: Path, model: Transformer, position: dict[str, Any], config: TrainingConfig
+) -> None:
+    """Writes a checkpoint, and removes those that are no longer kept."""
+    checkpoint.save(output / "checkpoints", model, position)
+    checkpoint.prune(output / "checkpoints", config.keep_last, config.best_kept)
 
 
 def _truncate_log(path: Path, step: int) -> None:
@@ -382,7 +419,6 @@ def _plan(data: Prepared, config: TrainingConfig, epoch: int) -> batching.BatchP
         seed=config.seed,
         epoch=epoch,
         max_shapes=config.max_shapes,
-        multiple=config.accumulation,
         corpora=_weighted(data, config),
     )
 
@@ -424,28 +460,28 @@ def _fit(
     segment: range,
     config: TrainingConfig,
     progress: StepProgress,
-) -> tuple[dict[str, list[float]], float]:
+    own: Devices,
+) -> tuple[dict[str, float], float]:
     """Trains on some batches of an epoch: the means of the metrics, and the seconds it took."""
     progress.begin_segment([plan.target_tokens(batch) for batch in segment])
     began = time.perf_counter()
-    history = model.fit(
-        batching.dataset(
-            data.train,
-            plan,
-            start=segment.start,
-            stop=segment.stop,
-            accumulation=config.accumulation,
-        ),
-        shuffle=False,
-        verbose=0,
-        callbacks=[progress],
+    dataset = batching.dataset(
+        data.train,
+        plan,
+        start=segment.start,
+        stop=segment.stop,
+        accumulation=config.accumulation,
+        replicas=own.replicas,
+        parts=own.parts,
     )
-    return history.history, time.perf_counter() - began
+    dataset, steps = own.feed(dataset)
+    model.fit(dataset, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=[progress])
+    return own.metrics(model), time.perf_counter() - began
 
 
-def _check_finite(history: dict[str, list[float]], before: int, now: int, output: Path) -> None:
+def _check_finite(means: dict[str, float], before: int, now: int, output: Path) -> None:
     """Ends a run whose loss is no number, before anything of it is saved."""
-    loss = history["token_loss"][-1]
+    loss = means["token_loss"]
     if math.isfinite(loss):
         return
     first = before + 1
@@ -463,13 +499,14 @@ def _advance(
     plan: batching.BatchPlan,
     batches: range,
     seconds: float,
-    history: dict[str, list[float]],
+    means: dict[str, float],
+    parts: int,
 ) -> dict[str, Any]:
     """The position after a segment, with what the log will say of it added up."""
     source_tokens, target_tokens = (
         sum(count(batch) for batch in batches) for count in (plan.source_tokens, plan.target_tokens)
     )
-    added = {name: history[name][-1] * target_tokens for name in TOKEN_MEANS}
+    added = {name: means[name] * target_tokens for name in TOKEN_MEANS}
     added |= {"source": source_tokens, "target": target_tokens, "seconds": seconds}
     epochs, batch = divmod(batches.stop, len(plan))
     return {
@@ -479,7 +516,7 @@ def _advance(
         "batch": batch,
         "seconds": position["seconds"] + seconds,
         "sums": {name: position["sums"].get(name, 0) + value for name, value in added.items()},
-        "real_share": plan.real_share,
+        "real_share": plan.real_share(parts),
         "shapes": len(plan.shapes),
         "score": None,  # no validation was made of these weights
     }
@@ -529,14 +566,18 @@ def _peak_memory() -> dict[str, float]:
     return {"peak_memory_mb": peak / (2**20 if sys.platform == "darwin" else 2**10)}
 
 
-def _chosen(folder: Path, config: TrainingConfig, average: int) -> list[Path]:
+def _chosen(folder: Path, config: TrainingConfig, average: int) -> list[str]:
     """The checkpoints that the result is made of; none where it is what training left."""
     if average > 1:
-        return checkpoint.find(folder)[-average:]
-    return checkpoint.best(folder, 1) if config.patience else []
+        chosen = checkpoint.find(folder)[-average:]
+    else:
+        chosen = checkpoint.best(folder, 1) if config.patience else []
+    return [path.name for path in chosen]
 
 
-def _validate(data: Prepared, translator: Translator, config: TrainingConfig) -> dict[str, Any]:
+def _validate(
+    data: Prepared, translator: Translator, config: TrainingConfig, own: Devices
+) -> dict[str, Any]:
     """Perplexity without smoothing over all validation pairs, BLEU of real beam output."""
     if data.valid is None:
         return {}
@@ -549,40 +590,54 @@ def _validate(data: Prepared, translator: Translator, config: TrainingConfig) ->
         epoch=0,
         max_shapes=config.max_shapes,
     )
-    scores = translator.model.evaluate(
-        batching.dataset(data.valid, plan), verbose=0, return_dict=True
+    dataset, steps = own.feed(
+        batching.dataset(data.valid, plan, replicas=own.replicas, parts=own.parts)
     )
-    references = data.valid.target_texts()
-    words = sum(len(text.split()) for text in references)
-    lines = slice(config.evaluate_lines or None)
-    translations = translator.translate(data.valid.source_texts()[lines])
-    judged = corpus_scores(translations, references[lines])
+    translator.model.evaluate(dataset, steps=steps, verbose=0)
+    means = own.metrics(translator.model)
+    words = sum(len(text.split()) for text in data.valid.target_texts())
     return {
-        "valid_nll": scores["nll"],
-        "valid_perplexity": scores["perplexity"],
+        "valid_nll": means["nll"],
+        "valid_perplexity": means["perplexity"],
         # Words do not depend on the vocabulary, so models with others can be compared.
-        "valid_word_perplexity": math.exp(scores["nll"] * int(lengths[1].sum()) / words),
-        "valid_token_accuracy": scores["token_accuracy"],
-        "bleu": judged.bleu,
-        "bleu_signature": judged.bleu_signature,
-        "length_ratio": judged.length_ratio,
-        "collapsed": len(set(translations)) == 1 < len(set(references[lines])),
+        "valid_word_perplexity": math.exp(means["nll"] * int(lengths[1].sum()) / words),
+        "valid_token_accuracy": means["token_accuracy"],
+        **own.first(lambda: _judge_translations(data.valid, translator, config)),
     }
 
 
-def _headline(data: Prepared, model: Transformer, configs: Configs, epoch: int) -> str:
+def _judge_translations(valid: Any, translator: Translator, config: TrainingConfig) -> dict:
+    """BLEU and what else the translations of the first validation lines tell."""
+    lines = slice(config.evaluate_lines or None)
+    references = valid.target_texts()[lines]
+    translations = translator.translate(valid.source_texts()[lines])
+    judged = corpus_scores(translations, references)
+    return {
+        "bleu": judged.bleu,
+        "bleu_signature": judged.bleu_signature,
+        "length_ratio": judged.length_ratio,
+        "collapsed": len(set(translations)) == 1 < len(set(references)),
+    }
+
+
+def _headline(
+    data: Prepared, model: Transformer, configs: Configs, epoch: int, own: Devices
+) -> str:
     config = configs[1]
     plan = _plan(data, config, epoch)
     shapes = ", ".join(f"{rows}x{source}+{target}" for rows, source, target in plan.shapes)
     corpora = ", ".join(f"{pairs:,} x {weight:g}" for pairs, weight in _weighted(data, config))
     weighted = f" ({corpora} an epoch)" if corpora else ""
+    devices = f", {own.replicas} devices" if own.replicas > 1 else ""
+    processes = f" in {own.processes} processes" if own.processes > 1 else ""
+    parts = config.accumulation * own.replicas
     return (
         f"{len(data.train):,} pairs{weighted}, vocabulary {model.vocabulary_size:,}, "
         f"{model.count_params():,} parameters, {config.steps:,} steps of "
         f"{config.tokens_per_batch:,} tokens, {len(plan):,} batches an epoch on "
-        f"{keras.backend.backend()}\n"
+        f"{keras.backend.backend()}{devices}{processes}\n"
         f"{len(plan.shapes)} shapes (rows x source + target): {shapes}; "
-        f"{100 * plan.real_share:.1f} % real tokens"
+        f"{100 * plan.real_share(parts):.1f} % real tokens"
     )
 
 
@@ -604,8 +659,11 @@ def _line_of_scores(scores: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _writer(output: Path) -> Iterator[Any]:
-    """A function that appends a record to the log and to TensorBoard's files."""
+def _writer(output: Path, own: Devices) -> Iterator[Any]:
+    """A function that appends a record to the log and to TensorBoard's files, in one process."""
+    if not own.is_first:
+        yield lambda record: None
+        return
     from tensorboard.summary import Writer
 
     tensorboard = Writer(str(output / "tensorboard"))
