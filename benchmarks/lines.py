@@ -1,9 +1,11 @@
-"""Ten million lines through `translate_file`, with a stand-in for the model: order, memory, rate.
+"""Very many lines through `translate_file`: order, memory, rate, and a resume.
 
     python benchmarks/lines.py --lines 10000000 --folder /tmp/lines
+    python benchmarks/lines.py --lines 50000 --folder /tmp/lines --model M.keras --source train.en
 
-The translation of a line is the line backwards, so what the file handling itself costs is seen:
-lines a second, and the memory that the process holds while it goes on, which must stay flat. A
+Without a model the translation of a line is the line backwards, so that what the file handling
+itself costs is seen. With one, lines are taken from a file of sentences, again and again. Printed
+are lines a second, and the memory that the process holds while it goes on, which must stay flat. A
 second process is killed in the middle and gone on with; both outputs are the same.
 """
 
@@ -13,44 +15,58 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from keras_aiayn import files
+from keras_aiayn.data import corpus
 from keras_aiayn.decoding.settings import SearchSettings
+from keras_aiayn.loading import load
 from keras_aiayn.translator import Translation
 
 
-class Backwards:
-    """Stands in for a translator, and tells the memory it saw."""
+class Watched:
+    """A translator, or what stands in for one, that tells the memory it saw."""
 
-    def __init__(self, lines: int):
+    def __init__(self, lines: int, model: Path | None):
         self.every, self.seen, self.memory = max(1, lines // 10), 0, []
+        self.translator = None if model is None else load(model)
 
     def search_settings(self, **settings: Any) -> SearchSettings:
-        """The paper's."""
-        return SearchSettings()
+        """The translator's, or the paper's."""
+        given = self.translator and self.translator.search_settings(**settings)
+        return given or SearchSettings()
 
     def translate(self, texts: list[str], *, progress: Any, **options: Any) -> list[Translation]:
-        """Every text backwards."""
-        progress(len(texts))
+        """Every text in the other language, or backwards."""
+        if self.translator is None:
+            progress(len(texts))
+            found = [Translation(text[::-1]) for text in texts]
+        else:
+            found = self.translator.translate(texts, progress=progress, **options)
         before, self.seen = self.seen // self.every, self.seen + len(texts)
         if self.seen // self.every > before:
             status = Path("/proc/self/status").read_text()
             self.memory.append(int(status.split("VmRSS:")[1].split()[0]) / 2**10)
-        return [Translation(text[::-1]) for text in texts]
+        return found
 
 
-def make(path: Path, lines: int) -> None:
-    """Writes lines of many lengths, some of them empty."""
-    with open(path, "w") as stream:
-        for number in range(lines):
-            stream.write(f"{number} {'word ' * (number % 23)}\n" if number % 97 else "\n")
+def make(path: Path, lines: int, source: Path | None) -> None:
+    """Writes lines of many lengths, some of them empty, or those of a file."""
+    with open(path, "w", encoding="utf-8") as stream:
+        if source is None:
+            for number in range(lines):
+                stream.write(f"{number} {'word ' * (number % 23)}\n" if number % 97 else "\n")
+        else:
+            sentences = list(corpus.read_lines(source))
+            for line in islice(cycle(sentences), lines):
+                stream.write(line + "\n")
 
 
-def translate(folder: Path, lines: int, output: str, resume: bool) -> None:
+def translate(folder: Path, lines: int, output: str, resume: bool, model: Path | None) -> None:
     """Translates, and says how it went."""
-    translator = Backwards(lines)
+    translator = Watched(lines, model)
     report = files.translate_file(translator, folder / "in", folder / output, resume=resume)
     memory = ", ".join(f"{mb:,.0f}" for mb in translator.memory)
     rate = report.lines / report.seconds
@@ -63,14 +79,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lines", type=int, default=10_000_000)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--model", type=Path, help="A .keras file; a stand-in by default.")
+    parser.add_argument("--source", type=Path, help="Sentences for the model.")
     parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.resume:
-        translate(options.folder, options.lines, "again", resume=True)
+        translate(options.folder, options.lines, "again", True, options.model)
         return
     options.folder.mkdir(parents=True, exist_ok=True)
-    make(options.folder / "in", options.lines)
-    translate(options.folder, options.lines, "out", resume=False)
+    make(options.folder / "in", options.lines, options.source)
+    translate(options.folder, options.lines, "out", False, options.model)
     for name in ("again", "again.part"):
         (options.folder / name).unlink(missing_ok=True)
     command = [sys.executable, __file__, *sys.argv[1:], "--resume"]

@@ -370,6 +370,26 @@ def evaluate(
             print(f"{kind} {score:.2f}  Moses tokens ({language}), {how}, no smoothing")
 
 
+@app.command()
+def export(
+    model: Model,
+    output: Annotated[Path, typer.Option(help="A new folder.")],
+    file_format: Annotated[str, typer.Option("--format", help="ctranslate2.")] = "ctranslate2",
+    quantization: Annotated[
+        str, typer.Option(help="Of the weights: float32, int8, int8_float16 and others.")
+    ] = "float32",
+    backend: Backend = None,
+) -> None:
+    """Write a model in the format of another engine."""
+    if file_format != "ctranslate2":
+        raise ValueError(f"`--format` must be ctranslate2. Received: {file_format!r}")
+    _start_backend(backend)
+    from keras_aiayn.interop import ctranslate2
+
+    ctranslate2.export(_load(model), output, quantization)
+    _say(f"exported: {output}")
+
+
 plot = typer.Typer(
     help="Draw a picture: attention, positions, schedule or run.", no_args_is_help=True
 )

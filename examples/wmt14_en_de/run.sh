@@ -5,13 +5,16 @@
 #
 # WORK    where everything goes (wmt14_en_de): some 10 GB
 # MODEL   base, the default, or big
-# PARTS   that each update of 25,000 + 25,000 tokens is accumulated of (8): one GPU then does, one
-#         part after the other, what the paper's 8 GPUs did side by side, in the memory of one
+# DEVICES GPUs of this machine to use (1); 8 make it the paper's run
+# PARTS   that each GPU makes its share of an update of 25,000 + 25,000 tokens in (8 / DEVICES): one
+#         GPU does, one part after the other, what the paper's 8 did side by side
 
 source "$(dirname "${BASH_SOURCE[0]}")/../recipe.sh"
 work=${WORK:-wmt14_en_de}
 statmt=${STATMT:-http://www.statmt.org}
 statmt_data=${STATMT_DATA:-http://data.statmt.org}
+devices=${DEVICES:-1}
+parts=${PARTS:-$(((7 + devices) / devices))}
 mkdir -p "$work"
 cd "$work"
 
@@ -43,7 +46,7 @@ if [ "${MODEL:-base}" = big ]; then
   average=20
 fi
 trained run --data data --config "${MODEL:-base}" --tokens-per-batch 25000 \
-  --set accumulation="${PARTS:-8}" --set dtype=mixed_bfloat16 \
+  --devices "$devices" --set accumulation="$parts" --set dtype=mixed_bfloat16 \
   --set checkpoint_minutes=10 --set keep_last=$average --average $average "$@"
 
 # Tokenised, compounds split, is the paper's; sacreBLEU comes out 0.7 to 1.0 lower.

@@ -13,7 +13,8 @@ WIDTHS = sorted({2**i for i in range(3, 18)} | {3 * 2**i for i in range(2, 16)})
 
 def padded_width(length: int) -> int:
     """The width that a row of so many tokens is padded to."""
-    return next(width for width in WIDTHS if width >= length)
+    longest = WIDTHS[-1]
+    return next((width for width in WIDTHS if width >= length), -(-length // longest) * longest)
 
 
 def like_length(

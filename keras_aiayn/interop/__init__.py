@@ -1,0 +1,1 @@
+"""A translator in the formats of others, and theirs as a translator."""
