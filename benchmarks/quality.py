@@ -19,87 +19,23 @@ import json
 import os
 import re
 import statistics
-import subprocess
-import sys
-import venv
 from pathlib import Path
 from typing import Any
 
-from keras_aiayn.data import corpus, prepared
+import joey
+from multi30k import opened, texts
+
+from keras_aiayn.config import TransformerConfig
+from keras_aiayn.data import corpus
 
 UPDATES, TOKENS, WARMUP, SCALE, DROPOUT, BEAM = 1_500, 4_096, 500, 0.7, 0.1, 5
-JOEYNMT = ["joeynmt==2.3.0", "importlib_metadata", "torch==2.13.0"]
-CONFIG = """
-name: quality
-model_dir: "{folder}/joeynmt/run"
-use_cuda: False
-random_seed: 1
-data:
-  train: "{folder}/joeynmt/train"
-  dev: "{folder}/joeynmt/val"
-  test: "{folder}/joeynmt/test_2016_flickr"
-  dataset_type: "plain"
-  src: {{lang: "en", level: "word", voc_file: "{folder}/joeynmt/vocabulary"}}
-  trg: {{lang: "de", level: "word", voc_file: "{folder}/joeynmt/vocabulary"}}
-testing: {{beam_size: {beam}, beam_alpha: 0.6, batch_size: 64, max_output_length: 100}}
-training:
-  batch_size: {tokens}
-  batch_type: "token"
-  updates: {updates}
-  epochs: 1000
-  scheduling: "noam"
-  learning_rate: 0.0001
-  learning_rate_factor: {scale}
-  learning_rate_warmup: {warmup}
-  learning_rate_min: 0.00000001
-  optimizer: "adam"
-  adam_betas: [0.9, 0.98]
-  normalization: "tokens"
-  label_smoothing: 0.1
-  logging_freq: 50
-  validation_freq: {updates}
-  early_stopping_metric: "ppl"
-model:
-  initializer: "xavier_uniform"
-  bias_initializer: "zeros"
-  embed_initializer: "xavier_uniform"
-  tied_embeddings: True
-  tied_softmax: True
-  encoder: {sizes}
-  decoder: {sizes}
-"""
-SIZES = """
-    type: "transformer"
-    num_layers: 4
-    num_heads: 4
-    embeddings: {{embedding_dim: 128, scale: True, dropout: 0.0}}
-    hidden_size: 128
-    ff_size: 256
-    dropout: {dropout}
-    layer_norm: "post"
-"""
-
-
-def texts(split: str) -> list[Path]:
-    """The files of a split."""
-    folder = os.environ.get("AIAYN_DATA")
-    if not folder:
-        sys.exit("AIAYN_DATA must name the folder that holds multi30k")
-    return [Path(folder) / "multi30k" / f"{split}.{language}" for language in ("en", "de")]
-
-
-def prepare(folder: Path) -> prepared.Prepared:
-    """The corpus with its subwords, which both train on."""
-    if not (folder / "data").exists():
-        prepared.write(*texts("train"), *texts("val"), folder / "data", vocabulary_size=8_000)
-    return prepared.open(folder / "data")
 
 
 def ours(folder: Path) -> None:
     """Trains and translates with this package."""
     from keras_aiayn.training import train
 
-    data = prepare(folder)
+    data = opened(folder)
     settings = [f"steps={UPDATES}", f"tokens_per_batch={TOKENS}", f"warmup_steps={WARMUP}",
                 f"learning_rate_scale={SCALE}", f"dropout={DROPOUT}",
                 "evaluate_every=0"]  # fmt: skip
@@ -116,27 +52,22 @@ def ours(folder: Path) -> None:
 
 def joeynmt(folder: Path) -> None:
     """Trains and translates with JoeyNMT, on our subwords as its words."""
-    data = prepare(folder)
+    data = opened(folder)
     home = folder / "joeynmt"
-    home.mkdir(exist_ok=True)
     tokenizer = data.source_tokenizer
-    pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
-    (home / "vocabulary").write_text("\n".join(pieces[4:]) + "\n", encoding="utf-8")
-    for split in ("train", "val", "test_2016_flickr"):
-        for path in texts(split):
-            lines = tokenizer.encode(list(corpus.read_lines(path)))
-            words = (" ".join(pieces[i] for i in ids) for ids in lines)
-            (home / path.name).write_text("\n".join(words) + "\n", encoding="utf-8")
-    sizes = SIZES.format(dropout=DROPOUT)
-    config = CONFIG.format(folder=folder.resolve(), beam=BEAM, tokens=TOKENS, updates=UPDATES,
-                           scale=SCALE, warmup=WARMUP, sizes=sizes)  # fmt: skip
-    (home / "config.yaml").write_text(config, encoding="utf-8")
-    python = environment(folder / "joeynmt-environment")
+    splits = ("train", "val", "test_2016_flickr")
+    joey.write_texts(home, tokenizer, {split: texts(split) for split in splits})
+    joey.write_config(
+        home, TransformerConfig.tiny(tokenizer.vocabulary_size, dropout=DROPOUT), tokens=TOKENS,
+        updates=UPDATES, scale=SCALE, warmup=WARMUP,
+    )  # fmt: skip
+    python = joey.environment(folder / "joeynmt-environment")
     if not (home / "run" / "best.ckpt").exists():
-        run(python, "-m", "joeynmt", "train", home / "config.yaml", "--skip-test")
-    run(python, "-m", "joeynmt", "test", home / "config.yaml", "-o", home / "translations")
+        joey.run(python, "-m", "joeynmt", "train", home / "config.yaml", "--skip-test")
+    joey.run(python, "-m", "joeynmt", "test", home / "config.yaml", "-o", home / "translations")
     log = (home / "run" / "train.log").read_text(encoding="utf-8")
     speeds = [float(speed) for speed in re.findall(r"Tokens per Sec: +([\d.]+)", log)]
+    pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
     ids = {piece: number for number, piece in enumerate(pieces)}
     translated = corpus.read_lines(home / "translations.test")
     save(
@@ -147,21 +78,6 @@ def joeynmt(folder: Path) -> None:
         tokens_per_second=statistics.median(speeds),
         backend="torch",
     )
-
-
-def environment(folder: Path) -> Path:
-    """The interpreter of JoeyNMT's own environment, which is made where it is missing."""
-    python = folder / "bin" / "python"
-    if not (folder / "installed").exists():
-        venv.create(folder, with_pip=True, clear=True)
-        run(python, "-m", "pip", "install", "--quiet", *JOEYNMT)
-        (folder / "installed").touch()
-    return python
-
-
-def run(*command: Any) -> None:
-    """A command that must succeed."""
-    subprocess.run([str(part) for part in command], check=True)
 
 
 def save(path: Path, **result: Any) -> None:
