@@ -201,7 +201,12 @@ def work(options: argparse.Namespace) -> None:
         began = time.perf_counter()
         found = [made.translate(part, beam) for part in parts]
         seconds = time.perf_counter() - began
-        outputs = dict(zip(sum(parts, []), sum(found, []), strict=True))
+        # Others know one limit for a batch; each sentence has its own.
+        limits = {line: len(made.ids([line])[0]) + made.extra for line in lines}
+        outputs = {
+            line: ids[: limits[line]]
+            for line, ids in zip(sum(parts, []), sum(found, []), strict=True)
+        }
         tokens = sum(map(len, outputs.values()))
         return {"seconds": seconds, "tokens": tokens, "ids": [outputs[line] for line in lines]}
 

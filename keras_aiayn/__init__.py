@@ -15,10 +15,9 @@ from pathlib import Path as _Path
 
 __version__ = "0.1.0"
 
-_AS_COMMAND = _Path(_sys.argv[0]).name == "keras-aiayn" or _sys.orig_argv[1:3] == [
-    "-m",
-    "keras_aiayn",
-]
+_AS_COMMAND = _Path(_sys.argv[0]).name == "keras-aiayn" or ("-m", "keras_aiayn") in zip(
+    _sys.orig_argv, _sys.orig_argv[1:], strict=False
+)
 if not _AS_COMMAND:  # the command imports what its verb needs, and answers --help without Keras
     from keras_aiayn.config import TrainingConfig, TransformerConfig, table3
     from keras_aiayn.layers.attention import MultiHeadAttention, scaled_dot_product_attention

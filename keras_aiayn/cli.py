@@ -137,6 +137,9 @@ def train(
     devices: Annotated[
         int | None, typer.Option(help="Of this machine; all its accelerators by default.")
     ] = None,
+    model_parallel: Annotated[
+        int, typer.Option(help="Devices that share the weights of one replica (jax).")
+    ] = 1,
     backend: Backend = None,
 ) -> None:
     """Train a model: OUTPUT/model.keras translates."""
@@ -157,7 +160,14 @@ def train(
     corpus = prepared.open(data)
     configs = training.configure(corpus, config, settings)
     training.run(
-        corpus, output, configs, resume=resume, init=init, average=average, devices=devices
+        corpus,
+        output,
+        configs,
+        resume=resume,
+        init=init,
+        average=average,
+        devices=devices,
+        model_parallel=model_parallel,
     )
 
 
@@ -243,6 +253,7 @@ def translate(
     on_bad_bytes: Annotated[str, typer.Option(help="error, or replace what is not UTF-8.")] = (
         "error"
     ),
+    devices: Annotated[int, typer.Option(min=1, help="That share the lines of a file.")] = 1,
     backend: Backend = None,
 ) -> None:
     """Translate line for line, in order; what is typed, on a terminal."""
@@ -251,9 +262,6 @@ def translate(
     if input_ != "-":
         corpus.check_readable(input_)  # a missing file is said before anything is loaded
     _start_backend(backend)
-    translator, *others = (_load(path) for path in models)
-    if dtype is not None:
-        translator, *others = (one.as_dtype(dtype) for one in (translator, *others))
     from rich.console import Console
 
     from keras_aiayn import files
@@ -273,33 +281,35 @@ def translate(
         "top_k": top_k,
         "top_p": top_p,
         "seed": seed,
-        "together_with": others,
         "alignments": alignments,
+        "split_long": split_long,
     }
     # What asks for a file's format, or its line for each line, is a file even when it is typed.
     as_a_file = prefixes or resume or alignments or report or file_format != "text"
     terminal = input_ == output == "-" and sys.stdin.isatty() and sys.stdout.isatty()
-    if terminal and not as_a_file:
-        console = Console()
-        options["split_long"] = split_long
-        texts = files.typed(console)
-        files.interact(translator, texts, console, show_attention=show_attention, **options)
-        return
-    if show_attention:
+    typed = terminal and not as_a_file and devices == 1
+    if show_attention and not typed:
         raise ValueError("`--show-attention` is for what is typed on a terminal: see `plot`")
-    done = files.translate_file(
-        translator,
-        sys.stdin.buffer if input_ == "-" else input_,
-        sys.stdout.buffer if output == "-" else output,
-        prefixes=prefixes,
-        file_format=file_format,
-        resume=resume,
-        on_bad_bytes=on_bad_bytes,
-        console=Console(stderr=True),
-        split_long=split_long,
-        tokens_per_batch=tokens_per_batch,
-        **options,
-    )
+    with _translating(models, dtype, devices) as (translator, others):
+        if others:
+            options["together_with"] = others
+        if typed:
+            console = Console()
+            texts = files.typed(console)
+            files.interact(translator, texts, console, show_attention=show_attention, **options)
+            return
+        done = files.translate_file(
+            translator,
+            sys.stdin.buffer if input_ == "-" else input_,
+            sys.stdout.buffer if output == "-" else output,
+            prefixes=prefixes,
+            file_format=file_format,
+            resume=resume,
+            on_bad_bytes=on_bad_bytes,
+            console=Console(stderr=True),
+            tokens_per_batch=tokens_per_batch,
+            **options,
+        )
     if done.hit_limit:
         _say(f"{done.hit_limit:,} translations were cut at their maximum length")
     if report:
@@ -482,8 +492,12 @@ def _start_backend(name: str | None, quiet: bool = False, training: bool = False
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "keras-aiayn" / "jax"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     with _without_noise():
-        import keras  # noqa: F401
+        import keras
 
+        if keras.backend.backend() != name:  # it was imported before we were asked
+            raise ValueError(
+                f"Keras runs on {keras.backend.backend()} already: KERAS_BACKEND={name}"
+            )
         if training or name == "tensorflow":
             from keras_aiayn.data import batching
 
@@ -516,6 +530,22 @@ def _without_noise() -> Iterator[None]:
             os.dup2(screen, 2)
             os.close(screen)
             del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # a process of ours decides anew
+
+
+@contextlib.contextmanager
+def _translating(
+    models: list[Path], dtype: str | None, devices: int
+) -> Iterator[tuple[Any, list[Any]]]:
+    """What translates, and the translators that do it together with it in this process."""
+    if devices > 1:
+        from keras_aiayn.pool import Pool
+
+        with Pool(models, devices, dtype) as pool:
+            yield pool, []
+        return
+    loaded = [_load(path) for path in models]
+    translator, *others = loaded if dtype is None else [one.as_dtype(dtype) for one in loaded]
+    yield translator, others
 
 
 def _load(path: Path) -> Any:

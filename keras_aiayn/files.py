@@ -18,6 +18,7 @@ from rich.text import Text
 from keras_aiayn.data import corpus
 from keras_aiayn.decoding.alignment import pharaoh
 from keras_aiayn.decoding.settings import SearchSettings
+from keras_aiayn.pool import Pool
 from keras_aiayn.translator import Translation, Translator
 
 FORMATS = ("text", "jsonl")
@@ -61,7 +62,7 @@ class Report:
 
 
 def translate_file(
-    translator: Translator,
+    translator: Translator | Pool,
     source: corpus.PathLike | BinaryIO,
     output: corpus.PathLike | BinaryIO,
     *,
@@ -79,7 +80,7 @@ def translate_file(
     after its last whole line.
 
     Args:
-        translator: a translator.
+        translator: a translator, or a pool of processes that translate.
         source: of sentences, one a line.
         output: of translations.
         prefixes: a file with what each translation begins with, line by line.
@@ -132,14 +133,20 @@ def translate_file(
     began = time.perf_counter()
     with _Shown(console, total, report.skipped) as shown:
 
-        def run(stream: Any) -> None:
+        def calls() -> Iterator[dict[str, Any]]:
+            """The arguments of `Translator.translate` for one chunk after another."""
             number = report.skipped
             while chunk := list(islice(lines, chunk_size)):
+                call = options | {"texts": chunk, "details": True, "first": number}
                 if prefixes is not None:
-                    chunk, options["prefixes"] = (list(side) for side in zip(*chunk, strict=True))
-                for translation in translator.translate(
-                    chunk, details=True, progress=shown, first=number, **options
-                ):
+                    call["texts"], call["prefixes"] = map(list, zip(*chunk, strict=True))
+                yield call
+                number += len(chunk)
+
+        def run(stream: Any) -> None:
+            number = report.skipped
+            for translations in _translated(translator, calls(), shown):
+                for translation in translations:
                     stream.write(write(number, translation).encode())
                     report.count(translation)
                     number += 1
@@ -155,6 +162,18 @@ def translate_file(
             _begun_path(path).unlink()
     report.seconds = time.perf_counter() - began
     return report
+
+
+def _translated(
+    translator: Translator | Pool, calls: Iterable[dict[str, Any]], shown: Callable[[int], None]
+) -> Iterator[list[Translation]]:
+    """What is given for each call, in order, with progress."""
+    if not isinstance(translator, Pool):
+        yield from (translator.translate(**call, progress=shown) for call in calls)
+        return
+    for translations in translator.map(calls):
+        shown(len(translations))
+        yield translations
 
 
 def _check_prefixes(

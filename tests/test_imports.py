@@ -27,6 +27,7 @@ ORDER = [
     {"decoding"},
     {"translator"},
     {"loading"},
+    {"pool"},
     {"files"},
     {"interop", "evaluation", "plots"},
     {"training"},

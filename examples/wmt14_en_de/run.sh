@@ -7,7 +7,8 @@
 # MODEL   base, the default, or big
 # DEVICES GPUs of this machine to use (1); 8 make it the paper's run
 # PARTS   that each GPU makes its share of an update of 25,000 + 25,000 tokens in (8 / DEVICES): one
-#         GPU does, one part after the other, what the paper's 8 did side by side
+#         GPU does, one part after the other, what the paper's 8 did side by side. A run keeps its
+#         PARTS: to go on with other DEVICES, say both. TensorFlow takes DEVICES of 1 or 8
 
 source "$(dirname "${BASH_SOURCE[0]}")/../recipe.sh"
 work=${WORK:-wmt14_en_de}

@@ -17,7 +17,22 @@ from keras_aiayn import masking
 from keras_aiayn.decoding.constraints import Constraints, Tensor
 from keras_aiayn.decoding.sampling import sample
 from keras_aiayn.decoding.search import SearchResult, beam_search
+from keras_aiayn.layers.attention import jax_has_accelerator
 from keras_aiayn.special_ids import PAD
+
+
+def has_accelerator() -> bool:
+    """Whether the backend computes on something else than a CPU."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        return jax_has_accelerator()
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    import tensorflow as tf
+
+    return bool(tf.config.list_logical_devices("GPU"))
 
 
 def compiled(models: keras.Layer | Sequence[keras.Layer], function: Callable) -> Callable:
@@ -61,13 +76,10 @@ def _jax_function(models, function):
         for model in models:
             if hasattr(model, "jax_state_sync"):
                 model.jax_state_sync()  # within `fit` the weights live in the trainer's hands
-        values = [on_one_device(variable.value) for variable in variables()]
+        values = [variable.value for variable in variables()]
+        if all(len(v.sharding.device_set) > 1 and v.is_fully_replicated for v in values):
+            values = [value.addressable_data(0) for value in values]  # one device is enough
         return pure(values, tuple(sorted(settings.items())), *arrays)
-
-    def on_one_device(value):
-        """The copy on this process's first device, where devices hold one each."""
-        copies = len(value.sharding.device_set) > 1 and value.is_fully_replicated
-        return value.addressable_data(0) if copies else value
 
     return run
 
@@ -77,9 +89,8 @@ def _tensorflow_function(models, function):
 
     # XLA only where it pays: on a CPU it takes three times as long to compile, to run a quarter
     # faster.
-    on_gpu = bool(tf.config.list_logical_devices("GPU"))
     # Without AutoGraph, which the ops of Keras do not need: it would wrap each error in pages.
-    graph = tf.function(function, jit_compile=on_gpu, autograph=False)
+    graph = tf.function(function, jit_compile=has_accelerator(), autograph=False)
 
     def run(*arrays, **settings):
         tensors = [tf.convert_to_tensor(array) for array in arrays]

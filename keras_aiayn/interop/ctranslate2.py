@@ -5,12 +5,16 @@ on pieces: what stands around it is `tokenizer.encode`, `pieces` and `decode`.
 
     engine = ctranslate2.Translator("folder")
     pieces = tokenizer.pieces(tokenizer.encode(["A dog runs."])[0])
-    engine.translate_batch([pieces], beam_size=4, length_penalty=0)[0].hypotheses[0]
+    options = {"beam_size": 4, "length_penalty": 0, "max_input_length": 0}
+    engine.translate_batch([pieces], **options)[0].hypotheses[0]
 
-It scores by the sum over length ** length_penalty, not by the paper's: with a length penalty of 0
-and the same maximum length the outputs are those of this package.
+It cuts inputs at 1,024 tokens unless told otherwise. It scores by the sum over length **
+length_penalty, not by the paper's: with a length penalty of 0 and the same maximum length greedy
+outputs are those of this package, and those of a beam, where its search does not stop before the
+best one is proven.
 """
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +36,7 @@ QUANTIZATIONS = ("float32", "float16", "bfloat16", "int16", "int8", "int8_float3
                  "int8_float16", "int8_bfloat16")  # fmt: skip
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swish": "SWISH", "silu": "SWISH",
                "tanh": "Tanh", "sigmoid": "Sigmoid"}  # fmt: skip
-# Sinusoids have no end, a table has: longer sentences are refused by CTranslate2.
+# Sinusoids have no end, a table has.
 POSITIONS = 4_096
 # Added to the logits of what an output never holds; large, and finite in float16.
 NEVER = -1e4
@@ -56,6 +60,8 @@ def export(
         raise ValueError(
             f"`quantization` must be one of {', '.join(QUANTIZATIONS)}. Received: {quantization!r}"
         )
+    if "bfloat16" in quantization and importlib.util.find_spec("torch") is None:
+        raise ImportError(f"CTranslate2 writes {quantization} by way of torch: pip install torch")
     model = translator.model
     _check(model)
     vocabularies = [

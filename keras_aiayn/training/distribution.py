@@ -13,9 +13,12 @@ A process *feeds* the replicas that it drives. What a batch holds depends on non
 (`data.batching`), so a run can go on with another number of devices.
 """
 
+import atexit
 import contextlib
+import functools
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -23,6 +26,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_aiayn.config import TrainingConfig, TransformerConfig
 from keras_aiayn.training.launch import end_with_the_launcher
 
 # Dropout of replica r draws from a seed this far from that of replica r - 1: torch's masks of
@@ -57,13 +61,8 @@ class Devices:
         own = self.replicas // self.processes
         return range(self.rank * own, (self.rank + 1) * own)
 
-    def check(self, *, accumulation: int, loss_scaling: bool) -> None:
-        """Refuses with a `ValueError` what the backend cannot do on these devices.
-
-        Args:
-            accumulation: micro-batches of an update.
-            loss_scaling: whether losses are scaled, as in float16.
-        """
+    def check(self, model: TransformerConfig, training: TrainingConfig) -> None:
+        """Refuses with a `ValueError` what the backend cannot do on these devices."""
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Where the model and its optimizer are made and compiled."""
@@ -120,8 +119,49 @@ class Devices:
         return told.astype("uint8").tobytes().decode()
 
 
+# How weights are cut where devices share them: by the part of the variable's path that tells what
+# it is. A product of matrices cut so needs no more than one sum, behind attention and behind the
+# feed-forward network: the columns of the first factor lie where the rows of the second one do.
+LAYOUT = {
+    r".*/(query|key|value)/kernel": (None, "model"),
+    r".*/(query|key|value)/bias": ("model",),
+    r".*attention/output/kernel": ("model", None),
+    r".*/inner/kernel": (None, "model"),
+    r".*/inner/bias": ("model",),
+    r".*/outer/kernel": ("model", None),
+    r".*embedding/table/embeddings": ("model", None),
+}
+OPTIONAL_RULES = (r".*/(query|key|value)/bias",)  # attention has biases where asked for
+
+
 class _Jax(Devices):
     """Devices under `keras.distribution`: JAX sees a global batch as one array."""
+
+    def check(self, model: TransformerConfig, training: TrainingConfig) -> None:
+        shared = keras.distribution.distribution()
+        if not isinstance(shared, keras.distribution.ModelParallel):
+            return
+        cuts = shared.device_mesh.shape[1]
+        for name in ("vocabulary_size", "intermediate_dim", "num_heads"):
+            if getattr(model, name) % cuts:
+                raise ValueError(
+                    f"`{name}` must be divisible by model_parallel={cuts}. "
+                    f"Received: {getattr(model, name)}"
+                )
+
+    def share(self, model: keras.Model) -> None:
+        shared = keras.distribution.distribution()
+        if not isinstance(shared, keras.distribution.ModelParallel):
+            return
+        # Keras says nothing where a rule matches no variable.
+        for rule, axes in LAYOUT.items():
+            cut = [
+                variable
+                for variable in model.trainable_variables
+                if re.fullmatch(rule, variable.path) and tuple(variable.value.sharding.spec) == axes
+            ]
+            if not cut and rule not in OPTIONAL_RULES:
+                raise ValueError(f"no weight was laid out by {rule}")
 
     def total(self, numbers: np.ndarray) -> np.ndarray:
         if self.processes == 1:
@@ -150,9 +190,12 @@ class _TensorFlow(Devices):
         super().__init__(rank, processes, strategy.num_replicas_in_sync)
         self._strategy = strategy
 
-    def check(self, *, accumulation: int, loss_scaling: bool) -> None:
+    def check(self, model: TransformerConfig, training: TrainingConfig) -> None:
         # Keras makes an update within a condition then, where replicas cannot be summed over.
-        for asked, what in ((accumulation > 1, "accumulation"), (loss_scaling, "mixed_float16")):
+        for asked, what in (
+            (training.accumulation > 1, "accumulation"),
+            (model.dtype == "mixed_float16", "mixed_float16"),
+        ):
             if asked:
                 raise ValueError(
                     f"{what} on several devices needs jax or torch. Received: tensorflow and "
@@ -188,15 +231,23 @@ class _TensorFlow(Devices):
             return numbers
         import tensorflow as tf
 
-        def summed() -> Any:
+        per_replica = self._strategy.run(self._summed, args=(tf.constant(numbers),))
+        return self._strategy.experimental_local_results(per_replica)[0].numpy()
+
+    @functools.cached_property
+    def _summed(self) -> Any:
+        """In a replica: the sum over the processes."""
+        import tensorflow as tf
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+        def summed(numbers: Any) -> Any:
             context = tf.distribute.get_replica_context()
             # Each process counts once, however many replicas it drives.
             counts = context.replica_id_in_sync_group == self.parts.start
-            own = tf.where(counts, tf.constant(numbers), tf.zeros_like(numbers))
+            own = tf.where(counts, numbers, tf.zeros_like(numbers))
             return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
-        per_replica = self._strategy.run(tf.function(summed))
-        return self._strategy.experimental_local_results(per_replica)[0].numpy()
+        return summed
 
 
 class _Torch(Devices):
@@ -246,23 +297,33 @@ def _dropout_states(model: keras.Model) -> list[keras.Variable]:
     return [state for state in model.non_trainable_variables if "seed_generator" in state.path]
 
 
-def start(devices: int | None = None) -> Devices:
+def start(devices: int | None = None, *, model_parallel: int = 1) -> Devices:
     """Takes devices for a run. To be called before anything else is done with the backend.
 
     Args:
         devices: of this machine; all its accelerators by default, or where it has none its one
             CPU. More CPU devices than one share the machine: of use to try things.
+        model_parallel: devices that share the weights of one replica, on JAX.
 
     Returns:
         The devices of this process.
 
     Raises:
-        ValueError: where there are not so many, or it is too late to take them.
+        ValueError: where there are not so many, or it is too late to take them, or the backend
+            cannot share weights.
     """
-    if devices is not None and devices < 1:
-        raise ValueError(f"`devices` must be at least 1. Received: {devices}")
-    starts = {"jax": _start_jax, "tensorflow": _start_tensorflow, "torch": _start_torch}
-    return starts[keras.backend.backend()](devices)
+    for name, number in (("devices", devices), ("model_parallel", model_parallel)):
+        if number is not None and number < 1:
+            raise ValueError(f"`{name}` must be at least 1. Received: {number}")
+    backend = keras.backend.backend()
+    if backend == "jax":
+        return _start_jax(devices, model_parallel)
+    if model_parallel > 1:
+        raise ValueError(
+            f"only jax shares weights among devices. Received: model_parallel={model_parallel} on "
+            f"{backend}"
+        )
+    return _start_tensorflow(devices) if backend == "tensorflow" else _start_torch(devices)
 
 
 def _check_available(devices: int | None, available: int) -> int:
@@ -282,7 +343,7 @@ def _check_all(devices: int | None, own: int) -> None:
         )
 
 
-def _start_jax(devices: int | None) -> Devices:
+def _start_jax(devices: int | None, model_parallel: int) -> Devices:
     import jax
 
     # CPU devices are counted when JAX is first used; accelerators are what they are.
@@ -296,19 +357,44 @@ def _start_jax(devices: int | None) -> Devices:
         jax.distributed.initialize(
             num_processes=processes,
             process_id=None if rank is None else int(rank),
+            # Told who it is, JAX need not find out: under Slurm it would take one GPU of many.
+            cluster_detection_method=None if rank is None else "deactivate",
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=HEARTBEAT_SECONDS,
         )
     names = keras.distribution.list_devices()
     if processes > 1:
         _check_all(devices, jax.local_device_count())
     else:
         names = names[: _check_available(devices, len(names))]
+    if len(names) % model_parallel or (processes > 1 and model_parallel > 1):
+        raise ValueError(
+            "`model_parallel` must divide the devices of one process. "
+            f"Received: model_parallel={model_parallel}, {len(names)} devices, "
+            f"{processes} processes"
+        )
     if len(names) == 1:
+        keras.distribution.set_distribution(None)  # of an earlier run
         return Devices()
+    replicas = len(names) // model_parallel
     keras.distribution.set_distribution(
         keras.distribution.DataParallel(devices=names, auto_shard_dataset=False)
+        if model_parallel == 1
+        else _model_parallel(names, replicas)
     )
-    return _Jax(jax.process_index(), processes, len(names))
+    return _Jax(jax.process_index(), processes, replicas)
+
+
+def _model_parallel(names: list[str], replicas: int) -> keras.distribution.ModelParallel:
+    mesh = keras.distribution.DeviceMesh(
+        (replicas, len(names) // replicas), ["batch", "model"], names
+    )
+    layout = keras.distribution.LayoutMap(mesh)
+    for rule, axes in LAYOUT.items():
+        layout[rule] = axes
+    return keras.distribution.ModelParallel(
+        layout_map=layout, batch_dim_name="batch", auto_shard_dataset=False
+    )
 
 
 def _start_tensorflow(devices: int | None) -> Devices:
@@ -334,9 +420,16 @@ def _join_tensorflow(devices: int | None, kind: str) -> Devices:
     """This process among those that TF_CONFIG names."""
     import tensorflow as tf
 
-    config = json.loads(os.environ["TF_CONFIG"])
-    chiefs, workers = (len(config["cluster"].get(role, [])) for role in ("chief", "worker"))
-    task = config["task"]
+    try:
+        config = json.loads(os.environ["TF_CONFIG"])
+        task, cluster = config["task"], config["cluster"]
+        chiefs, workers = (len(cluster.get(role, [])) for role in ("chief", "worker"))
+        rank = task["index"] + (chiefs if task["type"] == "worker" else 0)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"TF_CONFIG must name a cluster of workers and this task ({error!r}). "
+            f"Received: {os.environ['TF_CONFIG']}"
+        ) from None
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     _check_all(devices, len(tf.config.list_logical_devices(kind)))
     reduce = strategy.reduce
@@ -346,7 +439,6 @@ def _join_tensorflow(devices: int | None, kind: str) -> Devices:
         return tf.nest.map_structure(lambda value: reduce(operation, value, axis=None), values)
 
     strategy.reduce = reduce_each
-    rank = task["index"] + (chiefs if task["type"] == "worker" else 0)
     return _TensorFlow(strategy, rank, chiefs + workers)
 
 
@@ -368,6 +460,7 @@ def _start_torch(devices: int | None) -> Devices:
     end_with_the_launcher()
     if not distributed.is_initialized():
         distributed.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=PATIENCE)
+        atexit.register(distributed.destroy_process_group)
     rank, processes = distributed.get_rank(), distributed.get_world_size()
     return _Torch(rank, processes) if processes > 1 else Devices()
 

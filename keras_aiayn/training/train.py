@@ -50,6 +50,7 @@ Configs = tuple[TransformerConfig, TrainingConfig]
 TOKEN_MEANS = ("token_loss", "nll", "token_accuracy")
 # What a resumed run may have otherwise than when it was started.
 MAY_CHANGE = ("package", "steps", "patience", "keep_last", "keep_best", "checkpoint_minutes")
+ONE_INTERRUPT_SECONDS = 2.0
 COLLAPSED = (
     "warning: all translations of the validation are alike: the decoder says one sentence "
     "whatever it reads. Early in a run it may pass; if it stays, lower learning_rate_scale"
@@ -83,6 +84,7 @@ def run(
     init: Path | None = None,
     average: int = 1,
     devices: int | None = None,
+    model_parallel: int = 1,
     console: Console | None = None,
 ) -> Translator:
     """Trains a translator.
@@ -95,6 +97,7 @@ def run(
         init: a `.keras` whose weights to start from.
         average: how many of the last checkpoints the result is the mean of.
         devices: of this machine, as `distribution.start` takes them; all by default.
+        model_parallel: devices that share the weights of one replica (JAX).
         console: where the first process reports; standard error by default.
 
     Returns:
@@ -104,7 +107,7 @@ def run(
         ValueError: where the run cannot be as asked; nothing is written then.
     """
     model_config, config = configs
-    own = distribution.start(devices)
+    own = distribution.start(devices, model_parallel=model_parallel)
     parts = config.accumulation * own.replicas
     console = console or Console(stderr=True)
     console.quiet = console.quiet or not own.is_first
@@ -154,7 +157,7 @@ def run(
                 "learning_rate": float(schedule(_micro(position["step"], config))),
                 **_validate(data, translator, config, own),
             }
-            write(record)
+            own.first(functools.partial(write, record))
             console.print(_line(record))
             return _judge(position, record, config)
 
@@ -240,9 +243,7 @@ def _begin(
 ) -> None:
     """Refuses what cannot be, and opens the folder of the run."""
     _check(data, configs, average)
-    own.check(
-        accumulation=configs[1].accumulation, loss_scaling=configs[0].dtype == "mixed_float16"
-    )
+    own.check(*configs)
     _open_folder(output, data, configs, resume)
 
 
@@ -685,10 +686,14 @@ def _writer(output: Path, own: Devices) -> Iterator[Any]:
 @contextlib.contextmanager
 def _stopping_on_interrupt(progress: StepProgress) -> Iterator[None]:
     """Ctrl-C ends the segment after the current update; a second one ends at once."""
+    first = math.inf
 
     def on_interrupt(number: int, frame: Any) -> None:
-        if progress.stop_requested:
+        nonlocal first
+        # One Ctrl-C may come twice: from the terminal, and from what started this process.
+        if progress.stop_requested and time.monotonic() - first > ONE_INTERRUPT_SECONDS:
             raise KeyboardInterrupt
+        first = min(first, time.monotonic())
         progress.stop_requested = True
 
     try:

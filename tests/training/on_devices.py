@@ -1,6 +1,6 @@
 """What `test_devices.py` runs in processes of their own, whose devices are the arguments' number.
 
-    python on_devices.py DEVICES OUTPUT.npz
+    python on_devices.py DEVICES OUTPUT.npz [MODEL_PARALLEL]
 
 It trains in several ways on one corpus of very uneven lengths. The first process writes how far
 each way moved the weights.
@@ -104,8 +104,8 @@ class Sum(keras.losses.Loss):
         return y_pred
 
 
-def main(devices, output):
-    own = distribution.start(devices)
+def main(devices, output, model_parallel):
+    own = distribution.start(devices, model_parallel=model_parallel)
     corpus = Corpus()
     results = {}
 
@@ -125,10 +125,15 @@ def main(devices, output):
         ("adam", lambda: keras.optimizers.Adam(1e-3, epsilon=1e-4)),
     ):
         add(name, **travelled(own, optimizer, *batches(own, many, 1, 2, 1_000)))
-    add("dropout", masks=masks(own))
+    if model_parallel == 1:
+        add("dropout", masks=masks(own))
     if own.is_first:
         np.savez(output, **results)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if sys.argv[1] != "all" else None, sys.argv[2])
+    main(
+        int(sys.argv[1]) if sys.argv[1] != "all" else None,
+        sys.argv[2],
+        int(sys.argv[3]) if len(sys.argv) > 3 else 1,
+    )

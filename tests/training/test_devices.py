@@ -65,10 +65,11 @@ def end(process, timeout=300):
     return process.returncode, out, err
 
 
-def results(folder, devices, processes=1):
+def results(folder, devices, processes=1, model_parallel=1):
     """Everything that `on_devices.py` found."""
-    output = folder / f"{devices}-{processes}.npz"
-    command = [sys.executable, str(SCRIPT), str(devices if processes == 1 else "all"), str(output)]
+    output = folder / f"{devices}-{processes}-{model_parallel}.npz"
+    command = [sys.executable, str(SCRIPT), str(devices if processes == 1 else "all"), str(output),
+               str(model_parallel)]  # fmt: skip
     if processes > 1:
         running = in_processes(command, processes)
     elif BACKEND == "torch" and devices > 1:
@@ -99,6 +100,8 @@ def assert_the_same(several, one, replicas):
         for metric in ("norm", "loss"):
             assert several[f"{name}/{metric}"] == pytest.approx(one[f"{name}/{metric}"], rel=1e-5)
     assert np.linalg.norm(several["clipped/moved"]) == pytest.approx(0.05, rel=1e-5)
+    if "dropout/masks" not in several:
+        return
     # A kept unit counts 2, a dropped one 0: were the masks of all replicas one, there would be
     # nothing between none and all of them. (On JAX rows of one global mask differ as well.)
     first, second = several["dropout/masks"]
@@ -136,6 +139,30 @@ def test_more_devices_are_as_one(one_device, tmp_path, devices):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(BACKEND != "jax", reason="only JAX cuts weights")
+@pytest.mark.parametrize(("devices", "model_parallel"), [(2, 2), (4, 2)])
+def test_weights_that_are_cut_among_devices_are_as_whole(
+    one_device, tmp_path, devices, model_parallel
+):
+    cut = results(tmp_path, devices, model_parallel=model_parallel)
+    assert_the_same(cut, one_device, devices // model_parallel)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BACKEND != "jax", reason="only JAX cuts weights")
+def test_the_command_cuts_weights_validates_and_translates(corpus, tmp_path, run_cli):
+    options = ("--model-parallel", "2")
+    status, _, err = end(start(train_command(corpus, tmp_path / "run", 4, 8, *options)))
+    assert status == 0 and "2 devices" in err, err[-3000:]
+    assert json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])["bleu"] >= 0
+    assert run_cli("translate", tmp_path / "run" / "model.keras", stdin="abc\n").status == 0
+    odd = train_command(corpus, tmp_path / "odd", 3, 8, "--model-parallel", "3")
+    status, _, err = end(start(odd))
+    assert status == 2 and "must be divisible by model_parallel=3" in err
+    assert not (tmp_path / "odd").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_are_as_one_device(one_device, tmp_path, processes):
     if processes == 4 and BACKEND != "torch":
@@ -148,6 +175,14 @@ def test_devices_that_are_not_there_are_refused(devices, message):
     keras.ops.convert_to_numpy(keras.ops.zeros(1))  # now it is too late for more CPU devices
     with pytest.raises(ValueError, match=message):
         distribution.start(devices)
+
+
+@pytest.mark.parametrize("model_parallel", [0, 2])
+def test_weights_are_cut_on_jax_only_and_among_devices_that_are_there(model_parallel):
+    keras.ops.convert_to_numpy(keras.ops.zeros(1))
+    message = "must be at least 1" if not model_parallel else "model_parallel=2"
+    with pytest.raises(ValueError, match=message):
+        distribution.start(1, model_parallel=model_parallel)
 
 
 # The command, from end to end.
@@ -245,6 +280,31 @@ def test_a_killed_process_ends_the_run_within_a_minute_and_it_goes_on(corpus, tm
         status, _, err = end(process)
         assert status == 0, err[-3000:]
     assert_same_variables(killed, whole)
+
+
+@pytest.mark.slow
+def test_an_interrupt_of_any_process_stops_all_and_loses_nothing(corpus, tmp_path):
+    steps, whole, stopped = 200, tmp_path / "whole", tmp_path / "stopped"
+
+    def started(output, *options):
+        if BACKEND == "torch":  # the launcher passes it on
+            return [start(train_command(corpus, output, 2, steps, *options))]
+        return in_processes(train_command(corpus, output, None, steps, *options), 2)
+
+    for process in started(whole):
+        assert end(process)[0] == 0
+    running = started(stopped)
+    while not list(stopped.glob("checkpoints/step-*.npz")):
+        assert all(one.poll() is None for one in running)
+        time.sleep(0.05)
+    running[-1].send_signal(signal.SIGINT)
+    said = [end(process) for process in running]
+    assert [status for status, *_ in said] == [130] * len(running), said
+    assert "go on with --resume" in said[0][2]
+    assert state_of(stopped)[1]["step"] % 10 == 0 and state_of(stopped)[1]["step"] < steps
+    for process in started(stopped, "--resume"):
+        assert end(process)[0] == 0
+    assert_same_variables(stopped, whole)
 
 
 def worker_of(running):

@@ -1,0 +1,170 @@
+"""Translation on several devices: a process for each, which loads the model and takes its turns."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, Self
+
+from keras_aiayn.decoding.compiled import has_accelerator
+from keras_aiayn.decoding.settings import SearchSettings
+from keras_aiayn.translator import Translation, Translator
+
+# Calls that a device has at a time: one that it works on, and one that waits.
+AHEAD = 2
+
+# In a process of the pool: what translates there, and together with what; or why nothing does.
+_own: list[Translator] = []
+_refused: list[Exception] = []
+
+
+class Pool:
+    """Processes that translate as one translator would, the same texts at a time.
+
+    Where the machine has GPUs, each process sees one of them; else they share the CPU's cores.
+
+    Args:
+        models: a `.keras` file, or several that translate together.
+        devices: processes.
+        dtype: as of `Translator.as_dtype`; the models' own by default.
+
+    Raises:
+        ValueError: where fewer GPUs are visible.
+    """
+
+    def __init__(self, models: Sequence[Path], devices: int, dtype: str | None = None):
+        threads = str(max(1, (os.cpu_count() or 1) // devices))
+        shared = {"OMP_NUM_THREADS": threads, "TF_NUM_INTRAOP_THREADS": threads,
+                  "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")}  # fmt: skip
+        spawn = multiprocessing.get_context("spawn")
+        arguments = (list(models), dtype)
+        self._executors, self._first = [], []
+        for gpu in _visible_gpus(devices):
+            executor = ProcessPoolExecutor(1, spawn, initializer=_load, initargs=arguments)
+            self._executors.append(executor)
+            # Backends read it as they are imported, which is before the initializer runs.
+            with _environment(shared | {"CUDA_VISIBLE_DEVICES": gpu}):
+                self._first.append(executor.submit(_accelerators))  # starts the process
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: object, *more: object) -> None:
+        for executor in self._executors:
+            if error is not None:  # what they are at is of no use any more
+                for process in list((executor._processes or {}).values()):
+                    process.terminate()
+            executor.shutdown(cancel_futures=True)
+
+    def search_settings(self, **settings: Any) -> SearchSettings:
+        """As of `Translator`."""
+        with _one_error():
+            if len({first.result() for first in self._first}) > 1:
+                raise ValueError(
+                    "there is no accelerator for each of them. "
+                    f"Received: devices={len(self._first)}"
+                )
+            return self._executors[0].submit(_search_settings, settings).result()
+
+    def map(self, calls: Iterable[dict[str, Any]]) -> Iterator[list[Translation]]:
+        """What `Translator.translate` gives for each call, in order, a bounded number ahead.
+
+        Args:
+            calls: keyword arguments.
+        """
+        waiting: deque[Future] = deque()
+        for number, call in enumerate(calls):
+            with _one_error():
+                executor = self._executors[number % len(self._executors)]
+                waiting.append(executor.submit(_translate, call))
+                ready = len(waiting) == AHEAD * len(self._executors)
+                translations = waiting.popleft().result() if ready else None
+            if translations is not None:
+                yield translations
+        while waiting:
+            with _one_error():
+                translations = waiting.popleft().result()
+            yield translations
+
+
+def _visible_gpus(devices: int) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES is to be in each process; nothing where they are hidden."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(gpu) for gpu in range(devices)]
+    gpus = [gpu for gpu in visible.split(",") if gpu not in ("", "-1")]
+    if not gpus:
+        return [visible] * devices
+    if len(gpus) < devices:
+        raise ValueError(
+            f"CUDA_VISIBLE_DEVICES names {len(gpus)} devices. Received: devices={devices}"
+        )
+    return gpus[:devices]
+
+
+@contextlib.contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    """Other environment variables for a while, which a process started then keeps."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _one_error() -> Iterator[None]:
+    """An error that can be read where a process is gone."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise ChildProcessError(
+            "a process that translates has died: what it was at is lost, go on with --resume"
+        ) from None
+
+
+def _load(models: list[Path], dtype: str | None) -> None:
+    """Makes a process of the pool ready."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one that started it
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=_end_with, args=(parent.join,), daemon=True).start()  # type: ignore
+    from keras_aiayn.loading import load
+
+    try:
+        for path in models:
+            translator = load(path)
+            _own.append(translator if dtype is None else translator.as_dtype(dtype))
+    except Exception as error:  # raised here it would only be reported as a process that died
+        _refused.append(error)
+
+
+def _end_with(wait: Callable[[], Any]) -> None:
+    """Ends this process when the other one is gone, however it went."""
+    wait()
+    os._exit(1)
+
+
+def _accelerators() -> bool:
+    """Whether this process has something else than a CPU; raises what loading raised."""
+    for error in _refused:
+        raise error
+    return has_accelerator()
+
+
+def _search_settings(settings: dict[str, Any]) -> SearchSettings:
+    return _own[0].search_settings(**settings)
+
+
+def _translate(call: dict[str, Any]) -> list[Translation]:
+    return _own[0].translate(together_with=_own[1:], **call)
