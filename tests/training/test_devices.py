@@ -301,7 +301,7 @@ def test_an_interrupt_of_any_process_stops_all_and_loses_nothing(corpus, tmp_pat
     said = [end(process) for process in running]
     assert [status for status, *_ in said] == [130] * len(running), said
     assert "go on with --resume" in said[0][2]
-    assert state_of(stopped)[1]["step"] % 10 == 0 and state_of(stopped)[1]["step"] < steps
+    assert 0 < state_of(stopped)[1]["step"] < steps
     for process in started(stopped, "--resume"):
         assert end(process)[0] == 0
     assert_same_variables(stopped, whole)
