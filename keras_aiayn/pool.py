@@ -4,13 +4,15 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from keras_aiayn.decoding.compiled import has_accelerator
 from keras_aiayn.decoding.settings import SearchSettings
@@ -45,11 +47,14 @@ class Pool:
         spawn = multiprocessing.get_context("spawn")
         arguments = (list(models), dtype)
         self._executors, self._first = [], []
+        # What a backend writes as it starts; shown where a process dies.
+        self._said = tempfile.TemporaryFile()
         for gpu in _visible_gpus(devices):
             executor = ProcessPoolExecutor(1, spawn, initializer=_load, initargs=arguments)
             self._executors.append(executor)
             # Backends read it as they are imported, which is before the initializer runs.
-            with _environment(shared | {"CUDA_VISIBLE_DEVICES": gpu}):
+            settings = shared | {"CUDA_VISIBLE_DEVICES": gpu}
+            with _environment(settings), _standard_error_to(self._said):
                 self._first.append(executor.submit(_accelerators))  # starts the process
 
     def __enter__(self) -> Self:
@@ -61,6 +66,10 @@ class Pool:
                 for process in list((executor._processes or {}).values()):
                     process.terminate()
             executor.shutdown(cancel_futures=True)
+        if isinstance(error, type) and issubclass(error, ChildProcessError):
+            self._said.seek(0)
+            sys.stderr.write(self._said.read().decode(errors="replace")[-2000:])
+        self._said.close()
 
     def search_settings(self, **settings: Any) -> SearchSettings:
         """As of `Translator`."""
@@ -121,6 +130,19 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _standard_error_to(stream: IO[bytes]) -> Iterator[None]:
+    """Another standard error for a while, which a process started then keeps."""
+    sys.stderr.flush()
+    own = os.dup(2)
+    os.dup2(stream.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
 
 
 @contextlib.contextmanager

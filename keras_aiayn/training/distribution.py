@@ -137,21 +137,20 @@ OPTIONAL_RULES = (r".*/(query|key|value)/bias",)  # attention has biases where a
 class _Jax(Devices):
     """Devices under `keras.distribution`: JAX sees a global batch as one array."""
 
+    def __init__(self, rank: int, processes: int, replicas: int, model_parallel: int):
+        super().__init__(rank, processes, replicas)
+        self.model_parallel = model_parallel
+
     def check(self, model: TransformerConfig, training: TrainingConfig) -> None:
-        shared = keras.distribution.distribution()
-        if not isinstance(shared, keras.distribution.ModelParallel):
-            return
-        cuts = shared.device_mesh.shape[1]
         for name in ("vocabulary_size", "intermediate_dim", "num_heads"):
-            if getattr(model, name) % cuts:
+            if getattr(model, name) % self.model_parallel:
                 raise ValueError(
-                    f"`{name}` must be divisible by model_parallel={cuts}. "
+                    f"`{name}` must be divisible by model_parallel={self.model_parallel}. "
                     f"Received: {getattr(model, name)}"
                 )
 
     def share(self, model: keras.Model) -> None:
-        shared = keras.distribution.distribution()
-        if not isinstance(shared, keras.distribution.ModelParallel):
+        if self.model_parallel == 1:
             return
         # Keras says nothing where a rule matches no variable.
         for rule, axes in LAYOUT.items():
@@ -382,7 +381,7 @@ def _start_jax(devices: int | None, model_parallel: int) -> Devices:
         if model_parallel == 1
         else _model_parallel(names, replicas)
     )
-    return _Jax(jax.process_index(), processes, replicas)
+    return _Jax(jax.process_index(), processes, replicas, model_parallel)
 
 
 def _model_parallel(names: list[str], replicas: int) -> keras.distribution.ModelParallel:
