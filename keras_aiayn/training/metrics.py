@@ -3,6 +3,7 @@
 Axes: B batch, T target positions, V vocabulary.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -24,27 +25,57 @@ def token_statistics(targets: Any, logits: Any, label_smoothing: float) -> Token
     """Everything about the targets (B, T) that the logits (B, T, V) tell, in one pass.
 
     The smoothed loss is the cross-entropy against `1 - eps` on the target and `eps / (V - 1)` on
-    each other token (section 5.4). With `log p_v = logit_v - log_normalizer`, its sum over the
-    vocabulary needs the sum of the logits only.
+    each other token (section 5.4). With `b = eps / (V - 1)` and
+    `log p_v = logit_v - log_normalizer` it is
+
+        log_normalizer - b * sum of all logits - (1 - eps - b) * target's logit
     """
-    logits = ops.cast(logits, "float32")
     targets = ops.cast(targets, "int32")
-    largest = ops.stop_gradient(ops.max(logits, axis=-1, keepdims=True))  # (B, T, 1)
-    normalizer = ops.sum(ops.exp(logits - largest), axis=-1)
-    largest = ops.squeeze(largest, axis=-1)
-    log_normalizer = ops.log(normalizer) + largest  # (B, T)
-    target_logit = ops.squeeze(
-        ops.take_along_axis(logits, ops.expand_dims(targets, -1), axis=-1), axis=-1
-    )
-    nll = log_normalizer - target_logit
-    others = logits.shape[-1] - 1
-    other_nll = others * log_normalizer - (ops.sum(logits, axis=-1) - target_logit)
+    statistics = _with_gradient(targets, label_smoothing)(ops.cast(logits, "float32"))
     return TokenStatistics(
-        loss=(1.0 - label_smoothing) * nll + label_smoothing / others * other_nll,
-        nll=nll,
-        is_best=ops.cast(target_logit >= largest, "float32"),
+        loss=statistics[0],
+        nll=statistics[1],
+        is_best=statistics[2],
         is_real=ops.cast(ops.not_equal(targets, PAD), "float32"),
     )
+
+
+def _with_gradient(targets: Any, label_smoothing: float) -> Any:
+    """A function of the logits that gives loss, nll and is_best as (3, B, T), and its gradient.
+
+    Logits are the largest array of a training step. Differentiated by a backend, each operation
+    on them would leave one more of their size; this leaves none, and the gradient is one.
+    """
+
+    @ops.custom_gradient
+    def statistics(logits: Any) -> tuple[Any, Callable]:
+        size = logits.shape[-1]
+        share = label_smoothing / (size - 1)
+        largest = ops.max(logits, axis=-1, keepdims=True)  # (B, T, 1)
+        normalizer = ops.sum(ops.exp(logits - largest), axis=-1)
+        largest = ops.squeeze(largest, axis=-1)
+        log_normalizer = ops.log(normalizer) + largest  # (B, T)
+        target_logit = ops.squeeze(
+            ops.take_along_axis(logits, ops.expand_dims(targets, -1), axis=-1), axis=-1
+        )
+        nll = log_normalizer - target_logit
+        rest = 1.0 - label_smoothing - share
+        loss = log_normalizer - share * ops.sum(logits, axis=-1) - rest * target_logit
+        is_best = ops.cast(target_logit >= largest, "float32")
+
+        def gradient(*given: Any, upstream: Any = None) -> Any:
+            upstream = given[0] if upstream is None else upstream  # torch names it
+            of_loss, of_nll = upstream[0], upstream[1]  # (B, T)
+            both, others = of_loss + of_nll, of_loss * share
+            of_target = of_loss * rest + of_nll
+            is_target = ops.equal(ops.arange(size, dtype="int32"), targets[..., None])
+            # Not by a scatter: where devices share a batch, XLA would gather all of it first.
+            taken = ops.where(is_target, (others + of_target)[..., None], others[..., None])
+            return ops.softmax(logits, axis=-1) * both[..., None] - taken
+
+        return ops.stack([loss, nll, is_best]), gradient
+
+    return statistics
 
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")

@@ -1,23 +1,10 @@
-"""The run, from a prepared corpus to `RUN/model.keras`, top to bottom.
-
-A run folder holds
-
-    tokenizer.model   the subwords
-    config.json       what the run was started with; a resume must agree with it
-    log.jsonl         one line a validation
-    tensorboard/      the same for TensorBoard
-    checkpoints/      step-NNNNNNNN.npz, the last `keep_last` of them
-    model.keras       the translator, at the end
-"""
+"""The run, from a prepared corpus to `RUN/model.keras`, top to bottom."""
 
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
-import json
 import math
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,13 +15,13 @@ from keras import ops
 from rich.console import Console
 
 from keras_aiayn.config import TrainingConfig, TransformerConfig, preset, with_settings
-from keras_aiayn.data import batching, corpus
-from keras_aiayn.data import tokenizer as tokenizers
+from keras_aiayn.data import batching
 from keras_aiayn.data.prepared import Prepared
-from keras_aiayn.evaluation import corpus_scores
+from keras_aiayn.data.tokenizer import one_vocabulary
 from keras_aiayn.loading import load
-from keras_aiayn.training import checkpoint, distribution
+from keras_aiayn.training import checkpoint, distribution, folder, report, validation
 from keras_aiayn.training.distribution import Devices
+from keras_aiayn.training.folder import Configs
 from keras_aiayn.training.loss import LabelSmoothedCrossentropy
 from keras_aiayn.training.memory import keep_freed_memory
 from keras_aiayn.training.optimizer import adam
@@ -44,17 +31,8 @@ from keras_aiayn.training.schedule import NoamSchedule
 from keras_aiayn.transformer import Transformer
 from keras_aiayn.translator import Translator
 
-Configs = tuple[TransformerConfig, TrainingConfig]
-
-# What `log.jsonl` tells of a training token, from the metrics of `fit`.
-TOKEN_MEANS = ("token_loss", "nll", "token_accuracy")
-# What a resumed run may have otherwise than when it was started.
-MAY_CHANGE = ("package", "steps", "patience", "keep_last", "keep_best", "checkpoint_minutes")
+# One Ctrl-C may come twice: from the terminal, and from what started this process.
 ONE_INTERRUPT_SECONDS = 2.0
-COLLAPSED = (
-    "warning: all translations of the validation are alike: the decoder says one sentence "
-    "whatever it reads. Early in a run it may pass; if it stays, lower learning_rate_scale"
-)
 
 
 def configure(data: Prepared, name: str, settings: list[str]) -> Configs:
@@ -67,7 +45,7 @@ def configure(data: Prepared, name: str, settings: list[str]) -> Configs:
     """
     source_size = data.source_tokenizer.vocabulary_size
     model, training = preset(name, source_size)
-    if data.source_tokenizer is not data.target_tokenizer:
+    if not one_vocabulary(data.source_tokenizer, data.target_tokenizer):
         target_size = data.target_tokenizer.vocabulary_size
         model = dataclasses.replace(
             model, share_embeddings=False, target_vocabulary_size=target_size
@@ -108,36 +86,22 @@ def run(
     """
     model_config, config = configs
     own = distribution.start(devices, model_parallel=model_parallel)
-    parts = config.accumulation * own.replicas
     console = console or Console(stderr=True)
     console.quiet = console.quiet or not own.is_first
     own.first(lambda: _begin(output, data, configs, own, average, resume))
-    _warn(console, config)
+    report.warn(console, config)
 
     keep_freed_memory()
     keras.utils.set_random_seed(config.seed)
     with own.scope():
-        model = model_config.build(seed=config.seed)
-        if config.remat:
-            recompute_blocks(model)
-        schedule, gradient_norm = _compile(model, model_config, config)
+        model, schedule, gradient_norm = _make(model_config, config)
     if init is not None:
         _warm_start(model, init, data)
     translator = Translator(model, data.source_tokenizer, data.target_tokenizer)
-    position: dict[str, Any] = {
-        "step": 0,
-        "epoch": 0,
-        "batch": 0,
-        "seconds": 0.0,
-        "sums": {},  # since the last validation
-        "best": {},  # of each measure, over all validations
-        "validations_since_best": 0,
-    }
-    if resume:
-        position = _resume(output, model, own, console) or position
-        own.first(lambda: _truncate_log(output / "log.jsonl", position["step"]))
+    position = (_resume(output, model, own, console) if resume else None) or _beginning()
     own.share(model)
-    console.print(_headline(data, model, configs, position["epoch"], own))
+    plan = _plan(data, config, position["epoch"])
+    console.print(report.headline(data, model, config, plan, _weighted(data, config), own))
 
     progress = StepProgress(
         console,
@@ -148,17 +112,17 @@ def run(
         checkpoint_seconds=60 * config.checkpoint_minutes,
         agree=own.any if own.processes > 1 else None,
     )
-    with _writer(output, own) as write, progress, _stopping_on_interrupt(progress):
+    with report.writer(output, own) as write, progress, _stopping_on_interrupt(progress):
 
         def validated(position: dict[str, Any]) -> dict[str, Any]:
             record = {
-                **_training_record(position),
+                **report.training_record(position),
                 "gradient_norm": float(ops.convert_to_numpy(gradient_norm)),
                 "learning_rate": float(schedule(_micro(position["step"], config))),
-                **_validate(data, translator, config, own),
+                **validation.validate(data, translator, config, own),
             }
             own.first(functools.partial(write, record))
-            console.print(_line(record))
+            console.print(report.line(record))
             return _judge(position, record, config)
 
         if _validation_is_due(position, config):  # an interrupt came between it and its update
@@ -171,7 +135,8 @@ def run(
             means, seconds = _fit(model, data, plan, segment, config, progress, own)
             _check_finite(means, position["step"], progress.step, output)
             done = range(segment.start, segment.start + progress.step - position["step"])
-            position = _advance(position, plan, done, seconds, means, parts)
+            real_share = plan.real_share(config.accumulation * own.replicas)
+            position = _advance(position, plan, done, seconds, means, real_share)
 
             stopped, time_is_up = own.any(progress.stop_requested, progress.checkpoint_is_due())
             validates = _validation_is_due(position, config) and not stopped
@@ -184,58 +149,45 @@ def run(
                 or _due(position["step"], config.checkpoint_every)
                 or (validates and config.best_kept)
             ):
-                own.first(functools.partial(_save, output, model, position, config))
+                own.first(functools.partial(folder.save, output, model, position, config))
                 progress.checkpoint_was_saved()
             if stopped:
                 console.print(f"stopped at step {position['step']:,}; go on with --resume")
                 raise KeyboardInterrupt
 
-    names = own.first(lambda: _chosen(output / "checkpoints", config, average))
+    names = own.first(lambda: folder.chosen(output / "checkpoints", config, average))
     if names:
-        chosen = [output / "checkpoints" / name for name in names]
-        checkpoint.average(chosen, model)
-        scores = _validate(data, translator, config, own)
-        names = ", ".join(path.stem for path in chosen)
-        how = "average of" if len(chosen) > 1 else "the best checkpoint,"
-        console.print(f"{how} {names}: {_line_of_scores(scores)}")
+        checkpoint.average([output / "checkpoints" / name for name in names], model)
+        scores = validation.validate(data, translator, config, own)
+        how = "average of" if len(names) > 1 else "the best checkpoint,"
+        stems = ", ".join(Path(name).stem for name in names)
+        console.print(f"{how} {stems}: {report.line_of_scores(scores)}")
     own.first(lambda: translator.save(output / "model.keras"))
     console.print(f"trained: {output / 'model.keras'}")
     return translator
 
 
-def average_run(
-    folder: Path, output: Path, *, last: int | None = None, best: int | None = None
-) -> list[Path]:
-    """Averages checkpoints of a run that ended, or still goes on, into a translator.
+def _beginning() -> dict[str, Any]:
+    """The position of a run that has not begun."""
+    return {
+        "step": 0,
+        "epoch": 0,
+        "batch": 0,
+        "seconds": 0.0,
+        "sums": {},  # since the last validation
+        "best": {},  # of each measure, over all validations
+        "validations_since_best": 0,
+    }
 
-    Args:
-        folder: of the run.
-        output: the `.keras` file to write.
-        last: how many of the last checkpoints; 5, as in the paper, where neither is said.
-        best: how many of those with the best validations.
 
-    Returns:
-        The checkpoints that went in.
-    """
-    if last is not None and best is not None:
-        raise ValueError(
-            f"an average is of the last or of the best. Received: last={last}, best={best}"
-        )
-    started = _started_with(folder)
-    if best is None:
-        asked = 5 if last is None else last
-        paths = checkpoint.find(folder / "checkpoints")[-asked:] if asked > 0 else []
-        kept = f"{len(checkpoint.find(folder / 'checkpoints'))} checkpoints"
-    else:
-        asked, paths = best, checkpoint.best(folder / "checkpoints", best)
-        kept = f"{len(paths)} checkpoints of a validation"
-    if asked < 1 or len(paths) != asked:
-        raise ValueError(f"{folder} keeps {kept}. Received: an average of {asked}")
-    model = TransformerConfig(**started["model"]).build()
-    checkpoint.average(paths, model)
-    source, target = tokenizers.load(folder)
-    Translator(model, source, target).save(output)
-    return paths
+def _make(
+    model_config: TransformerConfig, config: TrainingConfig
+) -> tuple[Transformer, NoamSchedule, keras.Variable]:
+    """The model, compiled; the schedule, and the norm of the last gradient."""
+    model = model_config.build(seed=config.seed)
+    if config.remat:
+        recompute_blocks(model)
+    return model, *_compile(model, model_config, config)
 
 
 def _begin(
@@ -244,7 +196,7 @@ def _begin(
     """Refuses what cannot be, and opens the folder of the run."""
     _check(data, configs, average)
     own.check(*configs)
-    _open_folder(output, data, configs, resume)
+    folder.open_folder(output, data, configs, resume)
 
 
 def _check(data: Prepared, configs: Configs, average: int) -> None:
@@ -276,61 +228,6 @@ def _check(data: Prepared, configs: Configs, average: int) -> None:
         raise ValueError(
             "`patience` and `keep_best` compare validations, and the corpus was prepared without "
             f"any. Received: patience={config.patience}, keep_best={config.keep_best}"
-        )
-
-
-def _open_folder(output: Path, data: Prepared, configs: Configs, resume: bool) -> None:
-    """Makes the folder of a new run, or compares a resumed one with how it was started."""
-    weights = configs[1].corpus_weights  # JSON has lists only
-    now = {
-        "package": importlib.metadata.version("keras-aiayn"),
-        "corpus": data.fingerprint,
-        "model": dataclasses.asdict(configs[0]),
-        "training": {**dataclasses.asdict(configs[1]), "corpus_weights": list(weights)},
-    }
-    path = output / "config.json"
-    if not resume:
-        if output.exists() and (not output.is_dir() or any(output.iterdir())):
-            raise FileExistsError(f"{output} is not empty: name another output, or pass --resume")
-        with corpus.whole_folder(output) as folder:
-            tokenizers.save(data.source_tokenizer, data.target_tokenizer, folder)
-            (folder / path.name).write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
-        return
-    then = _started_with(output)
-    # A setting that is newer than the run stands at its default, which changes nothing.
-    then["training"] = {**dataclasses.asdict(TrainingConfig()), **then["training"]}
-    then["training"]["corpus_weights"] = list(then["training"]["corpus_weights"])
-    differences = _differences(then, now)
-    if differences:
-        raise ValueError(
-            f"{output} was started otherwise, and cannot be resumed so: {'; '.join(differences)}"
-        )
-
-
-def _started_with(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ValueError(f"{folder} is not the folder of a run: it has no config.json") from None
-
-
-def _differences(then: Any, now: Any, name: str = "") -> list[str]:
-    """What differs, as `name: then, now`. The version may, and what decides nothing but the end."""
-    if isinstance(now, dict) and isinstance(then, dict):
-        return [
-            difference
-            for key in now.keys() | then.keys()
-            if key not in MAY_CHANGE
-            for difference in _differences(then.get(key), now.get(key), f"{name}.{key}".strip("."))
-        ]
-    return [] if then == now else [f"{name} was {then} and is {now}"]
-
-
-def _warn(console: Console, config: TrainingConfig) -> None:
-    if config.steps <= config.warmup_steps:
-        console.print(
-            f"warning: the run ends after {config.steps:,} steps, inside its warm-up of "
-            f"{config.warmup_steps:,}: the learning rate only rises (--set warmup_steps=N)"
         )
 
 
@@ -375,41 +272,12 @@ def _warm_start(model: Transformer, path: Path, data: Prepared) -> None:
 def _resume(
     output: Path, model: Transformer, own: Devices, console: Console
 ) -> dict[str, Any] | None:
-    """Loads the last whole checkpoint, if there is one."""
-    name = own.first(lambda: _last_whole(output / "checkpoints", console))
-    return checkpoint.load(output / "checkpoints" / name, model) if name else None
-
-
-def _last_whole(folder: Path, console: Console) -> str | None:
-    """The name of the last whole checkpoint; says what is passed over."""
-    for part in sorted(folder.glob("*.part")):
-        console.print(f"{part} was not finished and is passed over")
-    for path in reversed(checkpoint.find(folder)):
-        if checkpoint.whole(path):
-            console.print(f"resuming from {path}")
-            return path.name
-        console.print(f"warning: {path} is damaged and passed over")
-    console.print("there is no whole checkpoint yet: starting at step 0")
-    return None
-
-
-def _save(
-    output: Path, model: Transformer, position: dict[str, Any], config: TrainingConfig
-) -> None:
-    """Writes a checkpoint, and removes those that are no longer kept."""
-    checkpoint.save(output / "checkpoints", model, position)
-    checkpoint.prune(output / "checkpoints", config.keep_last, config.best_kept)
-
-
-def _truncate_log(path: Path, step: int) -> None:
-    """Drops what was logged after the checkpoint: it will be logged again, the same."""
-    if not path.exists():
-        return
-    lines = path.read_text(encoding="utf-8").splitlines()
-    with corpus.whole_file(path, "w") as stream:
-        for line in lines:
-            if json.loads(line)["step"] <= step:
-                stream.write(line + "\n")
+    """Loads the last whole checkpoint, if there is one, and cuts what was logged after it."""
+    name = own.first(lambda: folder.last_whole(output / "checkpoints", console))
+    position = checkpoint.load(output / "checkpoints" / name, model) if name else None
+    step = position["step"] if position else 0
+    own.first(lambda: folder.truncate_log(output / "log.jsonl", step))
+    return position
 
 
 def _plan(data: Prepared, config: TrainingConfig, epoch: int) -> batching.BatchPlan:
@@ -501,13 +369,13 @@ def _advance(
     batches: range,
     seconds: float,
     means: dict[str, float],
-    parts: int,
+    real_share: float,
 ) -> dict[str, Any]:
     """The position after a segment, with what the log will say of it added up."""
     source_tokens, target_tokens = (
         sum(count(batch) for batch in batches) for count in (plan.source_tokens, plan.target_tokens)
     )
-    added = {name: means[name] * target_tokens for name in TOKEN_MEANS}
+    added = {name: means[name] * target_tokens for name in report.TOKEN_MEANS}
     added |= {"source": source_tokens, "target": target_tokens, "seconds": seconds}
     epochs, batch = divmod(batches.stop, len(plan))
     return {
@@ -517,7 +385,7 @@ def _advance(
         "batch": batch,
         "seconds": position["seconds"] + seconds,
         "sums": {name: position["sums"].get(name, 0) + value for name, value in added.items()},
-        "real_share": plan.real_share(parts),
+        "real_share": real_share,
         "shapes": len(plan.shapes),
         "score": None,  # no validation was made of these weights
     }
@@ -542,147 +410,6 @@ def _judge(
     }
 
 
-def _training_record(position: dict[str, Any]) -> dict[str, float]:
-    """What the log says of the training since the last validation."""
-    sums = position["sums"]
-    means = {name: sums[name] / sums["target"] for name in TOKEN_MEANS}
-    names = ("step", "epoch", "batch", "seconds", "real_share", "shapes")
-    return {
-        **{name: position[name] for name in names},
-        **means,
-        "perplexity": math.exp(means["nll"]),
-        "source_tokens_per_second": sums["source"] / sums["seconds"],
-        "target_tokens_per_second": sums["target"] / sums["seconds"],
-        **_peak_memory(),
-    }
-
-
-def _peak_memory() -> dict[str, float]:
-    """The most memory that the process has held, where the system tells."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return {}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"peak_memory_mb": peak / (2**20 if sys.platform == "darwin" else 2**10)}
-
-
-def _chosen(folder: Path, config: TrainingConfig, average: int) -> list[str]:
-    """The checkpoints that the result is made of; none where it is what training left."""
-    if average > 1:
-        chosen = checkpoint.find(folder)[-average:]
-    else:
-        chosen = checkpoint.best(folder, 1) if config.patience else []
-    return [path.name for path in chosen]
-
-
-def _validate(
-    data: Prepared, translator: Translator, config: TrainingConfig, own: Devices
-) -> dict[str, Any]:
-    """Perplexity without smoothing over all validation pairs, BLEU of real beam output."""
-    if data.valid is None:
-        return {}
-    lengths = data.valid.source_lengths(), data.valid.target_lengths()
-    tokens = config.tokens_per_batch // config.accumulation
-    plan = batching.plan(
-        *lengths,
-        tokens_per_batch=max(tokens, *(int(side.max()) for side in lengths)),
-        seed=0,
-        epoch=0,
-        max_shapes=config.max_shapes,
-    )
-    dataset, steps = own.feed(
-        batching.dataset(data.valid, plan, replicas=own.replicas, parts=own.parts)
-    )
-    translator.model.evaluate(dataset, steps=steps, verbose=0)
-    means = own.metrics(translator.model)
-    words = sum(len(text.split()) for text in data.valid.target_texts())
-    return {
-        "valid_nll": means["nll"],
-        "valid_perplexity": means["perplexity"],
-        # Words do not depend on the vocabulary, so models with others can be compared.
-        "valid_word_perplexity": math.exp(means["nll"] * int(lengths[1].sum()) / words),
-        "valid_token_accuracy": means["token_accuracy"],
-        **own.first(lambda: _judge_translations(data.valid, translator, config)),
-    }
-
-
-def _judge_translations(valid: Any, translator: Translator, config: TrainingConfig) -> dict:
-    """BLEU and what else the translations of the first validation lines tell."""
-    lines = slice(config.evaluate_lines or None)
-    references = valid.target_texts()[lines]
-    translations = translator.translate(valid.source_texts()[lines])
-    judged = corpus_scores(translations, references)
-    return {
-        "bleu": judged.bleu,
-        "bleu_signature": judged.bleu_signature,
-        "length_ratio": judged.length_ratio,
-        "collapsed": len(set(translations)) == 1 < len(set(references)),
-    }
-
-
-def _headline(
-    data: Prepared, model: Transformer, configs: Configs, epoch: int, own: Devices
-) -> str:
-    config = configs[1]
-    plan = _plan(data, config, epoch)
-    shapes = ", ".join(f"{rows}x{source}+{target}" for rows, source, target in plan.shapes)
-    corpora = ", ".join(f"{pairs:,} x {weight:g}" for pairs, weight in _weighted(data, config))
-    weighted = f" ({corpora} an epoch)" if corpora else ""
-    devices = f", {own.replicas} devices" if own.replicas > 1 else ""
-    processes = f" in {own.processes} processes" if own.processes > 1 else ""
-    parts = config.accumulation * own.replicas
-    return (
-        f"{len(data.train):,} pairs{weighted}, vocabulary {model.vocabulary_size:,}, "
-        f"{model.count_params():,} parameters, {config.steps:,} steps of "
-        f"{config.tokens_per_batch:,} tokens, {len(plan):,} batches an epoch on "
-        f"{keras.backend.backend()}{devices}{processes}\n"
-        f"{len(plan.shapes)} shapes (rows x source + target): {shapes}; "
-        f"{100 * plan.real_share(parts):.1f} % real tokens"
-    )
-
-
-def _line(record: dict[str, Any]) -> str:
-    text = (
-        f"step {record['step']:,}  epoch {record['epoch']}  loss {record['token_loss']:.3f}  "
-        f"perplexity {record['perplexity']:.2f}  accuracy {100 * record['token_accuracy']:.1f} %  "
-        f"rate {record['learning_rate']:.2e}  "
-        f"{record['target_tokens_per_second']:,.0f} target tokens/s"
-    )
-    line = f"{text}  {_line_of_scores(record)}  {record['seconds'] / 60:.1f} min"
-    return f"{line}\n{COLLAPSED}" if record.get("collapsed") else line
-
-
-def _line_of_scores(scores: dict[str, Any]) -> str:
-    if "bleu" not in scores:
-        return "no validation text"
-    return f"validation perplexity {scores['valid_perplexity']:.2f}  BLEU {scores['bleu']:.2f}"
-
-
-@contextlib.contextmanager
-def _writer(output: Path, own: Devices) -> Iterator[Any]:
-    """A function that appends a record to the log and to TensorBoard's files, in one process."""
-    if not own.is_first:
-        yield lambda record: None
-        return
-    from tensorboard.summary import Writer
-
-    tensorboard = Writer(str(output / "tensorboard"))
-
-    def write(record: dict[str, Any]) -> None:
-        with open(output / "log.jsonl", "a", encoding="utf-8") as log:
-            log.write(json.dumps(record) + "\n")
-        for name, value in record.items():
-            if isinstance(value, (int, float)) and name != "step":
-                tensorboard.add_scalar(name, value, record["step"])
-        tensorboard.flush()
-
-    try:
-        yield write
-    finally:
-        tensorboard.close()
-
-
 @contextlib.contextmanager
 def _stopping_on_interrupt(progress: StepProgress) -> Iterator[None]:
     """Ctrl-C ends the segment after the current update; a second one ends at once."""
@@ -690,7 +417,6 @@ def _stopping_on_interrupt(progress: StepProgress) -> Iterator[None]:
 
     def on_interrupt(number: int, frame: Any) -> None:
         nonlocal first
-        # One Ctrl-C may come twice: from the terminal, and from what started this process.
         if progress.stop_requested and time.monotonic() - first > ONE_INTERRUPT_SECONDS:
             raise KeyboardInterrupt
         first = min(first, time.monotonic())

@@ -18,7 +18,7 @@ STEPS = 12
 DRIVER = """
 import os, signal, sys
 from keras_aiayn.data import prepared
-from keras_aiayn.training import checkpoint, progress, train
+from keras_aiayn.training import checkpoint, progress, train, validation
 
 corpus, output, moment, *settings = sys.argv[1:]
 
@@ -35,7 +35,7 @@ savez = checkpoint.np.savez
 if moment == "writing":
     checkpoint.np.savez = write_half
 elif moment == "validating":
-    train.corpus_scores = die
+    validation.corpus_scores = die
 elif moment != "never":
     end = progress.StepProgress.on_train_batch_end
     def end_or_die(self, batch, logs=None):

@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from keras_aiayn.data import prepared
-from keras_aiayn.training import checkpoint, train
+from keras_aiayn.training import checkpoint, train, validation
+from keras_aiayn.training import folder as run_folder
 from keras_aiayn.training.progress import StepProgress
 from keras_aiayn.translator import Translator
 
@@ -141,7 +142,7 @@ def test_the_average_is_the_mean_of_the_last_checkpoints(corpus, tmp_path):
 
 def average_of(folder):
     """What the verb `average` makes of a run."""
-    train.average_run(folder, folder / "average.keras", last=2)
+    run_folder.average_run(folder, folder / "average.keras", last=2)
     return weights_of(keras.saving.load_model(folder / "average.keras"))
 
 
@@ -158,7 +159,7 @@ def average_of(folder):
 )
 def test_an_average_that_cannot_be_is_refused(whole_run, tmp_path, asked, message):
     with pytest.raises(ValueError, match=message):
-        train.average_run(whole_run[0], tmp_path / "average.keras", **asked)
+        run_folder.average_run(whole_run[0], tmp_path / "average.keras", **asked)
     assert not list(tmp_path.iterdir())
 
 
@@ -261,7 +262,7 @@ def test_a_run_ends_when_validations_no_longer_get_better(corpus, tmp_path, monk
         score = next(told)
         return {"bleu": score, "valid_perplexity": 20 - score}
 
-    monkeypatch.setattr(train, "_validate", validate)
+    monkeypatch.setattr(validation, "validate", validate)
     translator = run(
         corpus, tmp_path / "run", "steps=40", "evaluate_every=4", "patience=2",
         f"best_by={best_by}", "checkpoint_every=40",
@@ -276,7 +277,7 @@ def test_a_run_ends_when_validations_no_longer_get_better(corpus, tmp_path, monk
 def test_the_best_checkpoints_are_kept_beside_the_last(corpus, tmp_path, monkeypatch):
     told = iter([3.0, 9.0, 5.0, 9.0, 8.0])
     monkeypatch.setattr(
-        train, "_validate", lambda *_: {"bleu": next(told), "valid_perplexity": 1.0}
+        validation, "validate", lambda *_: {"bleu": next(told), "valid_perplexity": 1.0}
     )
     run(
         corpus, tmp_path / "run", "steps=5", "evaluate_every=1", "checkpoint_every=1",
