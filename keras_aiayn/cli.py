@@ -181,9 +181,9 @@ def average(
 ) -> None:
     """Average checkpoints of a run into one model (section 6.1): the last 5 by default."""
     _start_backend(backend)
-    from keras_aiayn.training import train as training
+    from keras_aiayn.training import folder
 
-    files = training.average_run(run, output, last=last, best=best)
+    files = folder.average_run(run, output, last=last, best=best)
     _say(f"average of {', '.join(path.name for path in files)}: {output}")
 
 
@@ -398,6 +398,53 @@ def export(
 
     ctranslate2.export(_load(model), output, quantization)
     _say(f"exported: {output}")
+
+
+@app.command()
+def serve(
+    model: Model,
+    host: Annotated[str, typer.Option(help="0.0.0.0 to be reached from elsewhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="To listen at.")] = 8000,
+    devices: Annotated[int, typer.Option(min=1, help="That translate side by side.")] = 1,
+    tokens_per_batch: Annotated[int, typer.Option(help="Source tokens translated at a time.")] = (
+        2_048
+    ),
+    backend: Backend = None,
+) -> None:
+    """Serve a model over HTTP. KERAS_AIAYN_API_KEY, if set, is what requests must carry."""
+    _start_backend(backend)
+    try:
+        from keras_aiayn.serve import run as service
+    except ImportError as error:
+        raise ImportError(f"{error}: pip install 'keras-aiayn[serve]'") from None
+
+    service.run(
+        model,
+        host=host,
+        port=port,
+        devices=devices,
+        api_key=os.environ.get("KERAS_AIAYN_API_KEY"),
+        tokens_per_batch=tokens_per_batch,
+        say=_say,
+    )
+
+
+importer = typer.Typer(help="Take models from elsewhere: marian.", no_args_is_help=True)
+app.add_typer(importer, name="import")
+
+
+@importer.command("marian")
+def import_marian(
+    folder: Annotated[Path, typer.Argument(help="Of transformers' Marian or OPUS-MT.")],
+    output: Annotated[Path, typer.Option(help="The .keras file to write.")],
+    backend: Backend = None,
+) -> None:
+    """Make a translator of a Marian or OPUS-MT model."""
+    _start_backend(backend)
+    from keras_aiayn.interop import marian
+
+    marian.load(folder).save(output)
+    _say(f"imported: {output}")
 
 
 plot = typer.Typer(

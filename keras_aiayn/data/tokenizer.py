@@ -1,16 +1,19 @@
 """Learn and load subwords: texts to token ids and back.
 
-Three tokenizers with one interface. `SentencePieceTokenizer` is the one to use; `ByteTokenizer`
-needs nothing learned; `WordPieceTokenizer` is KerasHub's. They all keep four ids for themselves,
-PAD 0, UNK 1, BOS 2 and EOS 3, which no text can produce: "</s>" in a sentence is four characters.
-(Text that a vocabulary cannot spell gives UNK, which bytes and byte fallback never need.)
+Tokenizers with one interface. `SentencePieceTokenizer` is the one to use; `ByteTokenizer` needs
+nothing learned; `WordPieceTokenizer` is KerasHub's; `MarianTokenizer` comes with Marian's models.
+They all keep four ids for themselves, PAD 0, UNK 1, BOS 2 and EOS 3, which no text can produce:
+"</s>" in a sentence is four characters. (Text that a vocabulary cannot spell gives UNK, which
+bytes and byte fallback never need.)
 
 `encode` gives the pieces alone. Whoever builds the batch or the search adds BOS and EOS.
 
 A tokenizer is saved as one file, whose name tells its kind; `load` reads whichever is there.
 """
 
+import base64
 import hashlib
+import json
 import os
 import random
 import re
@@ -476,11 +479,151 @@ class WordPieceTokenizer:
         self._use(state["vocabulary"])
 
 
+@keras.saving.register_keras_serializable(package="keras_aiayn")
+class MarianTokenizer:
+    """The subwords of a Marian or OPUS-MT model: SentencePiece cuts, a vocabulary numbers.
+
+    There the pieces of both languages share one vocabulary, and each language has a SentencePiece
+    model of its own. A piece that the vocabulary lacks is UNK. A text may begin with a language
+    code such as ">>fra<<", which is one piece where the vocabulary has it.
+
+    Args:
+        proto: the bytes of the language's SentencePiece `.model` file.
+        vocabulary: all pieces by their ids; PAD, UNK, BOS and EOS first.
+    """
+
+    asset_name = "marian.json"
+
+    def __init__(self, proto: bytes | None = None, vocabulary: Sequence[str] | None = None):
+        if proto is not None and vocabulary is not None:
+            self._use(proto, list(vocabulary))
+
+    def _use(self, proto: bytes, vocabulary: list[str]) -> None:
+        import sentencepiece
+
+        if vocabulary[:4] != _special_names():
+            raise ValueError(
+                f"`vocabulary` must begin with {_special_names()}. Received: {vocabulary[:4]}"
+            )
+        self.proto, self.vocabulary = proto, vocabulary
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        self._ids = {piece: i for i, piece in enumerate(vocabulary)}
+
+    @classmethod
+    def learn(cls, lines: Iterable[str], vocabulary_size: int) -> Self:
+        """Refuses: it comes with a model."""
+        raise ValueError("Marian's subwords come with its model: take them by --tokenizer-from")
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The number of ids, the four special ones included."""
+        return len(self.vocabulary)
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of what is saved."""
+        return hashlib.sha256(self._asset()).hexdigest()
+
+    def encode(self, texts: Sequence[str], num_threads: int = 1) -> list[list[int]]:
+        """Turns texts into ids, without BOS and EOS."""
+        _require_strings(texts)
+        return [[self._ids.get(piece, UNK) for piece in self._cut(text)] for text in texts]
+
+    def _cut(self, text: str) -> list[str]:
+        end = text.find("<<") + 2
+        if text.startswith(">>") and text[:end] in self._ids:
+            return [text[:end], *self._processor.encode(text[end:], out_type=str)]
+        return self._processor.encode(text, out_type=str)
+
+    def decode(self, sequences: Iterable[Iterable[int]]) -> list[str]:
+        """Turns ids into texts."""
+        size = self.vocabulary_size
+        return [
+            self._processor.decode_pieces([self.vocabulary[i] for i in _real_ids(ids, size)])
+            for ids in sequences
+        ]
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """The written form of each id ("▁" is a blank)."""
+        return [self.vocabulary[int(i)] for i in ids]
+
+    def words(self, ids: Iterable[int]) -> list[int]:
+        """The number of each id's word, from 0, as blanks divide a text; -1 for no word's."""
+        return _words(
+            (i, piece.startswith("▁"), bool(piece.strip("▁")))
+            for i, piece in ((i, self.vocabulary[int(i)]) for i in ids)
+        )
+
+    def in_graph(self) -> Any:
+        """The same tokenizer on TensorFlow tensors, but for language codes."""
+        return _MarianInGraph(self.proto, self.vocabulary)
+
+    def get_config(self) -> dict[str, Any]:
+        """An empty dictionary: all there is to know is in the asset."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """An empty tokenizer, for `load_assets` to fill."""
+        return cls(**config)
+
+    def save_assets(self, folder: str | os.PathLike[str]) -> None:
+        """Writes `marian.json` into a folder."""
+        (Path(folder) / self.asset_name).write_bytes(self._asset())
+
+    def load_assets(self, folder: str | os.PathLike[str]) -> None:
+        """Reads `marian.json` from a folder."""
+        saved = json.loads((Path(folder) / self.asset_name).read_bytes())
+        self._use(base64.b64decode(saved["sentencepiece"]), saved["vocabulary"])
+
+    def _asset(self) -> bytes:
+        proto = base64.b64encode(self.proto).decode()
+        return json.dumps({"sentencepiece": proto, "vocabulary": self.vocabulary}).encode()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"proto": self.proto, "vocabulary": self.vocabulary}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._use(state["proto"], state["vocabulary"])
+
+
+class _MarianInGraph:
+    def __init__(self, proto: bytes, vocabulary: Sequence[str]):
+        tensorflow_text = _import_tensorflow_text()
+        tf = import_tensorflow()
+        self._pieces = tensorflow_text.SentencepieceTokenizer(model=proto, out_type=tf.string)
+        ids = tf.lookup.KeyValueTensorInitializer(list(vocabulary), tf.range(len(vocabulary)))
+        self._ids = tf.lookup.StaticHashTable(ids, UNK)
+        self._vocabulary = tf.constant(list(vocabulary))
+
+    def tokenize(self, texts: Any) -> Any:
+        """Strings to ragged ids."""
+        pieces = self._pieces.tokenize(texts)
+        return pieces.with_flat_values(self._ids.lookup(pieces.flat_values))
+
+    def detokenize(self, ids: Any) -> Any:
+        """Ragged ids to strings."""
+        tf = import_tensorflow()
+        return self._pieces.detokenize(
+            ids.with_flat_values(tf.gather(self._vocabulary, ids.flat_values))
+        )
+
+
 KINDS: dict[str, type[Tokenizer]] = {
     "sentencepiece": SentencePieceTokenizer,
     "wordpiece": WordPieceTokenizer,
     "bytes": ByteTokenizer,
+    "marian": MarianTokenizer,
 }
+
+
+def one_vocabulary(source: Tokenizer, target: Tokenizer) -> bool:
+    """Whether an id means the same piece to both, so that they can share embeddings."""
+    return source is target or (
+        isinstance(source, MarianTokenizer)
+        and isinstance(target, MarianTokenizer)
+        and source.vocabulary == target.vocabulary
+    )
 
 
 def save(source: Tokenizer, target: Tokenizer, folder: str | os.PathLike[str]) -> None:

@@ -1,0 +1,1 @@
+"""A translator as a service over HTTP."""

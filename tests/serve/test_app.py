@@ -1,0 +1,207 @@
+"""The service answers each with its own, and refuses with a JSON line; a stand-in translates."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+import httpx
+import uvicorn
+
+from keras_aiayn.serve.app import Limits, make_app
+from keras_aiayn.translator import Translation
+
+pytestmark = pytest.mark.backend_free
+
+JSON = {"Content-Type": "application/json"}
+LIMITS = Limits(bytes=5_000, texts=8, tokens=40, n_best=3, seconds=2.0)
+
+
+class Upper:
+    """Stands in for a translator: upper case, after a while."""
+
+    def __init__(self, seconds=0.0):
+        self.seconds, self.texts = seconds, []
+
+    def __call__(self, texts, asked):
+        time.sleep(self.seconds)
+        self.texts += texts
+        if "fail" in texts:
+            raise RuntimeError("it broke")
+        others = [Translation("other", score=-2.0)] * (asked.n_best - 1)
+        return [
+            Translation(text.upper(), score=-1.0, alternatives=others, alignment=[(0, 0)])
+            for text in texts
+        ]
+
+
+@contextlib.contextmanager
+def served(upper, **options):
+    """The application behind a real server: its address."""
+    app = make_app(
+        [upper], lambda texts: [len(text.split()) + 1 for text in texts],
+        **{"limits": LIMITS, "wait_seconds": 0.005} | options,
+    )  # fmt: skip
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield server, port
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def service():
+    with served(Upper()) as (_, port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        yield client
+
+
+def error_of(answer):
+    assert list(answer.json()) == ["error"] and "\n" not in answer.json()["error"]
+    return answer.json()["error"]
+
+
+def test_one_text_or_many(service):
+    answer = service.post("/translate", json={"texts": "a dog"})
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "translations": [[{"text": "A DOG", "score": -1.0, "hit_limit": False, "alignment": None}]]
+    }
+    many = service.post("/translate", json={"texts": ["a", "b", ""], "n_best": 2,
+                                            "alignments": True}).json()  # fmt: skip
+    assert [[one["text"] for one in each] for each in many["translations"]] == [
+        ["A", "other"], ["B", "other"], ["", "other"],
+    ]  # fmt: skip
+    assert many["translations"][0][0]["alignment"] == [[0, 0]]
+    assert service.post("/translate", json={"texts": []}).json() == {"translations": []}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        ({}, 422, "texts"),
+        ({"texts": 3}, 422, "texts"),
+        ({"texts": ["a"], "beam": 2}, 422, "beam"),
+        ({"texts": "a", "n_best": 0}, 422, "n_best"),
+        ({"texts": "a", "n_best": 9}, 422, "at most 3"),
+        ({"texts": ["a"] * 9}, 413, "at most 8"),
+        ({"texts": "a " * 50}, 413, "51 tokens; at most 40"),
+        ({"texts": "x" * 6_000}, 413, "5,000 bytes"),
+        ({"texts": "\ud800"}, 422, "surrogate"),
+        ({"texts": "fail"}, 500, "the log says why"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_json(service, body, status, word):
+    answer = service.post("/translate", content=json.dumps(body), headers=JSON)
+    assert answer.status_code == status and word in error_of(answer)
+    assert service.post("/translate", json={"texts": "still here"}).status_code == 200
+
+
+def test_what_is_no_json_and_no_path_is_refused_in_json(service):
+    assert service.post("/translate", content=b"{", headers=JSON).status_code == 422
+    assert service.post("/translate", content=b'{"texts": "\xff"}', headers=JSON).status_code == 400
+    assert error_of(service.get("/nothing")) == "Not Found"
+    assert service.get("/translate").status_code == 405
+
+
+def test_a_body_without_a_length_is_counted_as_it_comes(service):
+    answer = service.post("/translate", content=(b" " * 1_000 for _ in range(9)))
+    assert answer.status_code == 413 and "5,000 bytes" in error_of(answer)
+
+
+def test_health_metrics_and_the_interface(service):
+    assert service.get("/health").json() == {"status": "ok"}
+    text = service.get("/metrics").text
+    for name in ("requests_total", "request_seconds", "batch_texts", "source_tokens_total",
+                 "busy_seconds_total", "waiting_tokens"):  # fmt: skip
+        assert f"aiayn_{name}" in text
+    assert 'aiayn_requests_total{path="/translate",status="200"}' in text
+    paths = service.get("/openapi.json").json()["paths"]
+    assert set(paths) == {"/translate", "/health", "/metrics"}
+
+
+def test_a_key_is_asked_for():
+    with served(Upper(), api_key="secret") as (_, port):
+        url = f"http://127.0.0.1:{port}/translate"
+        for key, status in ((None, 401), ("wrong", 401), ("secret", 200)):
+            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+            answer = httpx.post(url, json={"texts": "a"}, headers=headers)
+            assert answer.status_code == status
+        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+
+
+def test_too_many_are_refused_with_429_and_no_answer_is_mixed_up():
+    upper = Upper(seconds=0.05)
+
+    async def all_at_once(port):
+        async with httpx.AsyncClient(timeout=30) as client:
+            url = f"http://127.0.0.1:{port}/translate"
+
+            async def one(number):
+                text = " ".join([f"w{number}"] * (1 + number % 30))
+                answer = await client.post(url, json={"texts": text})
+                if answer.status_code == 200:
+                    assert answer.json()["translations"][0][0]["text"] == text.upper()
+                else:
+                    assert answer.headers["retry-after"] and error_of(answer)
+                return answer.status_code
+
+            return await asyncio.gather(*map(one, range(80)))
+
+    with served(upper, tokens_per_batch=64, tokens_waiting=256) as (_, port):
+        statuses = asyncio.run(all_at_once(port))
+    assert set(statuses) == {200, 429}
+
+
+def test_time_is_over():
+    with served(Upper(seconds=0.4), limits=Limits(seconds=0.2)) as (_, port):
+        answer = httpx.post(f"http://127.0.0.1:{port}/translate", json={"texts": "a"})
+        assert answer.status_code == 504 and "0.2 seconds" in error_of(answer)
+
+
+def test_a_client_that_hangs_up_or_dawdles_harms_no_one():
+    with served(Upper(), limits=Limits(seconds=0.5)) as (_, port):
+        half = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+        with socket.create_connection(("127.0.0.1", port)) as gone:
+            gone.sendall(half)
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            slow.sendall(half)
+            answer = http.client.HTTPResponse(slow)
+            answer.begin()
+            assert answer.status == 408 and "in time" in json.loads(answer.read())["error"]
+        url = f"http://127.0.0.1:{port}/translate"
+        assert httpx.post(url, json={"texts": "a"}).status_code == 200
+
+
+def test_a_stop_finishes_what_was_taken():
+    upper = Upper(seconds=0.3)
+    found = []
+    with served(upper) as (server, port):
+
+        def ask():
+            answer = httpx.post(f"http://127.0.0.1:{port}/translate", json={"texts": "last"})
+            found.append(answer.json()["translations"][0][0]["text"])
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        time.sleep(0.15)
+        server.should_exit = True
+        thread.join()
+    assert found == ["LAST"]
