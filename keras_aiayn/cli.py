@@ -115,9 +115,13 @@ def prepare(
 def train(
     data: Corpus,
     output: Annotated[Path, typer.Option(help="The run's folder.")],
-    config: Annotated[str, typer.Option(help="tiny, small, base, big or a row of Table 3.")] = (
-        "base"
-    ),
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="tiny, small, base, big, a row of Table 3, or a .keras of the same sizes; "
+            "base by default, with --init that file's."
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates; the configuration's by default.")] = (
         None
     ),
@@ -158,7 +162,8 @@ def train(
     settings += [] if steps is None else [f"steps={steps}"]
     settings += [] if tokens_per_batch is None else [f"tokens_per_batch={tokens_per_batch}"]
     corpus = prepared.open(data)
-    configs = training.configure(corpus, config, settings)
+    name = config or ("base" if init is None else str(init))
+    configs = training.configure(corpus, name, settings)
     training.run(
         corpus,
         output,

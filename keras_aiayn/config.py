@@ -73,6 +73,14 @@ class TransformerConfig:
         sizes = {"num_layers": 4, "hidden_dim": 128, "intermediate_dim": 256, "num_heads": 4}
         return cls(**{"vocabulary_size": vocabulary_size, **sizes, "dropout": 0.3, **changes})
 
+    @classmethod
+    def of(cls, model: Transformer) -> "TransformerConfig":
+        """The arguments that a model was made with."""
+        arguments = model.get_config()
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "dtype"]
+        dtype = model.target_embedding.dtype_policy.name
+        return cls(**{name: arguments[name] for name in names}, dtype=dtype)
+
     def build(self, seed: int | None = None) -> Transformer:
         """The model. `seed` is that of dropout."""
         return Transformer(**dataclasses.asdict(self), seed=seed)

@@ -40,10 +40,14 @@ def configure(data: Prepared, name: str, settings: list[str]) -> Configs:
 
     Args:
         data: the corpus.
-        name: `"tiny"`, `"small"`, `"base"`, `"big"` or another row of Table 3.
+        name: `"tiny"`, `"small"`, `"base"`, `"big"` or another row of Table 3; or a `.keras`
+            file, for a model of its sizes.
         settings: such as `"dropout=0.2"` or `"steps=5000"`.
     """
     source_size = data.source_tokenizer.vocabulary_size
+    if name.endswith(".keras"):
+        configs = TransformerConfig.of(load(Path(name)).model), TrainingConfig()
+        return with_settings(configs, settings)
     model, training = preset(name, source_size)
     if not one_vocabulary(data.source_tokenizer, data.target_tokenizer):
         target_size = data.target_tokenizer.vocabulary_size

@@ -1,5 +1,6 @@
 """The run: from text to a file that translates, resumed, refused, interrupted."""
 
+import dataclasses
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from keras_aiayn.config import TrainingConfig
 from keras_aiayn.data import prepared
 from keras_aiayn.training import checkpoint, train, validation
 from keras_aiayn.training import folder as run_folder
@@ -170,6 +172,15 @@ def test_a_warm_start_takes_the_weights(corpus, whole_run, tmp_path):
     )  # fmt: skip
     for ours, theirs in zip(weights_of(started), weights_of(whole_run[1]), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_a_warm_start_may_take_the_sizes_too(corpus, whole_run, tmp_path):
+    path = str(whole_run[0] / "model.keras")
+    model, config = train.configure(corpus, path, ["steps=1", "tokens_per_batch=400"])
+    assert dataclasses.asdict(model) == dataclasses.asdict(
+        dataclasses.replace(train.configure(corpus, "tiny", SETTINGS)[0], dtype="float32")
+    )
+    assert config == TrainingConfig(steps=1, tokens_per_batch=400)
 
 
 @pytest.fixture(scope="module")
