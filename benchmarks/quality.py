@@ -11,7 +11,7 @@ into an environment of its own. The corpus is $AIAYN_DATA/multi30k.
 
 What cannot be equal: JoeyNMT's positions and initial weights are its own, its dropout also falls
 on attention weights and inside the feed-forward network, and it does not batch by length, so that
-4,096 tokens with their padding hold fewer real ones: the report says how many each has seen.
+4,096 tokens with their padding hold fewer real ones.
 """
 
 import argparse

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -58,6 +59,21 @@ def corpora() -> Path:
     if not folder:
         pytest.skip("AIAYN_DATA does not name the folder of the corpora")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared corpus of 80 short and long lines of letters, in bytes."""
+    from keras_aiayn.data import prepared
+
+    folder = tmp_path_factory.mktemp("letters")
+    generator = np.random.default_rng(1)
+    lines = ["".join(generator.choice(list("abcd "), n)) + "x" for n in range(3, 23)] * 4
+    files = [folder / name for name in ("train.a", "train.b", "valid.a", "valid.b")]
+    for file, part in zip(files, (lines, lines[::-1], lines[:8], lines[-8:][::-1]), strict=True):
+        file.write_text("\n".join(part) + "\n")
+    prepared.write(*files, folder / "prepared", tokenizer="bytes", max_length_ratio=99)
+    return folder / "prepared"
 
 
 class Ran(NamedTuple):

@@ -7,10 +7,7 @@ import sys
 from pathlib import Path
 
 import keras
-import numpy as np
 import pytest
-
-from keras_aiayn.data import prepared
 
 pytestmark = pytest.mark.slow
 
@@ -19,16 +16,6 @@ BACKEND = keras.backend.backend()
 TINY = ["--steps", "4", "--average", "1", "--tokens-per-batch", "300", "--set", "dtype=float32",
         "--set", "num_layers=1", "--set", "hidden_dim=16", "--set", "intermediate_dim=16",
         "--set", "num_heads=2", "--set", "max_shapes=2", "--set", "warmup_steps=2"]  # fmt: skip
-
-
-@pytest.fixture
-def data(tmp_path):
-    generator = np.random.default_rng(1)
-    lines = ["".join(generator.choice(list("abcd "), n)) + "x" for n in range(3, 23)] * 4
-    for name in ("a", "b"):
-        (tmp_path / name).write_text("\n".join(lines) + "\n")
-    prepared.write(tmp_path / "a", tmp_path / "b", None, None, tmp_path / "data", tokenizer="bytes")
-    return tmp_path / "data"
 
 
 def start(script, *arguments, **environment):
@@ -60,27 +47,29 @@ def hosts():
     return ",".join(names)
 
 
-def test_one_machine_goes_on_by_itself(data, tmp_path):
-    assert "2 devices" in said_by(start("one_machine.sh", data, tmp_path / "run", "--devices", "2"))
-    again = start("one_machine.sh", data, tmp_path / "run", "--devices", "2")
+def test_one_machine_goes_on_by_itself(letters, tmp_path):
+    assert "2 devices" in said_by(
+        start("one_machine.sh", letters, tmp_path / "run", "--devices", "2")
+    )
+    again = start("one_machine.sh", letters, tmp_path / "run", "--devices", "2")
     assert "resuming from" in said_by(again)
 
 
-def machines(data, run):
+def machines(letters, run):
     names = hosts()
     return said_by(
-        *(start("machines.sh", data, run, HOSTS=names, RANK=str(rank)) for rank in range(2))
+        *(start("machines.sh", letters, run, HOSTS=names, RANK=str(rank)) for rank in range(2))
     )
 
 
-def test_two_machines(data, tmp_path):
-    said = machines(data, tmp_path / "run")
+def test_two_machines(letters, tmp_path):
+    said = machines(letters, tmp_path / "run")
     assert "2 devices in 2 processes" in said and said.count("trained:") == 1
     assert json.loads((tmp_path / "run" / "config.json").read_text())
-    assert "resuming from" in machines(data, tmp_path / "run")
+    assert "resuming from" in machines(letters, tmp_path / "run")
 
 
-def test_a_slurm_job(data, tmp_path):
+def test_a_slurm_job(letters, tmp_path):
     # What Slurm would do: tell the machines, and start a task on each.
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -93,6 +82,6 @@ def test_a_slurm_job(data, tmp_path):
         tool.chmod(0o755)
     environment = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_SUBMIT_DIR": str(EXAMPLES.parents[1])}
     path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    job = start("slurm.sh", data, tmp_path / "run", **environment | {"PATH": path})
+    job = start("slurm.sh", letters, tmp_path / "run", **environment | {"PATH": path})
     assert "2 devices in 2 processes" in said_by(job)
     assert (tmp_path / "run" / "model.keras").exists()

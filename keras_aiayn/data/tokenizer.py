@@ -71,8 +71,21 @@ class Tokenizer(Protocol):
         """Reads it back, into a tokenizer made without arguments."""
 
 
+class _KeptInItsAsset:
+    """What Keras wants of an object whose file says all that there is to know of it."""
+
+    def get_config(self) -> dict[str, Any]:
+        """An empty dictionary."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """An empty tokenizer, for `load_assets` to fill."""
+        return cls(**config)
+
+
 @keras.saving.register_keras_serializable(package="keras_aiayn")
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(_KeptInItsAsset):
     """Subwords by SentencePiece: byte-pair encoding (section 5.1 of the paper) with byte fallback.
 
     The text is its own: case, accents and white space other than runs of blanks are kept. With
@@ -233,15 +246,6 @@ class SentencePieceTokenizer:
         tensorflow_text = _import_tensorflow_text()
         return tensorflow_text.SentencepieceTokenizer(model=self.proto)
 
-    def get_config(self) -> dict[str, Any]:
-        """An empty dictionary: all there is to know is in the asset."""
-        return {}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """An empty tokenizer, for `load_assets` to fill."""
-        return cls(**config)
-
     def save_assets(self, folder: str | os.PathLike[str]) -> None:
         """Writes `tokenizer.model`, which every SentencePiece library reads, into a folder."""
         (Path(folder) / self.asset_name).write_bytes(self.proto)
@@ -263,7 +267,7 @@ class SentencePieceTokenizer:
 
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")
-class ByteTokenizer:
+class ByteTokenizer(_KeptInItsAsset):
     """The bytes of UTF-8 after the four special ids: a vocabulary of 260, nothing to learn.
 
     Example:
@@ -312,15 +316,6 @@ class ByteTokenizer:
         """The same tokenizer on TensorFlow tensors, with `tokenize` and `detokenize`."""
         return _BytesInGraph()
 
-    def get_config(self) -> dict[str, Any]:
-        """An empty dictionary."""
-        return {}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """A `ByteTokenizer`."""
-        return cls(**config)
-
     def save_assets(self, folder: str | os.PathLike[str]) -> None:
         """Writes `bytes.txt`, a note that tells `load` what is here."""
         note = f"ids: {SPECIAL_IDS}, then the 256 bytes of UTF-8\n"
@@ -348,7 +343,7 @@ class _BytesInGraph:
 
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")
-class WordPieceTokenizer:
+class WordPieceTokenizer(_KeptInItsAsset):
     """KerasHub's WordPiece: words split into the longest known pieces.
 
     It cannot give a text back to the letter: blanks are put around punctuation, and a word with a
@@ -449,15 +444,6 @@ class WordPieceTokenizer:
         """KerasHub's tokenizer, whose `tokenize` and `detokenize` take TensorFlow tensors too."""
         return self._loaded
 
-    def get_config(self) -> dict[str, Any]:
-        """An empty dictionary: all there is to know is in the asset."""
-        return {}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """An empty tokenizer, for `load_assets` to fill."""
-        return cls(**config)
-
     def save_assets(self, folder: str | os.PathLike[str]) -> None:
         """Writes `vocabulary.txt`, one piece a line, into a folder."""
         (Path(folder) / self.asset_name).write_bytes(_lines_of(self.vocabulary))
@@ -480,7 +466,7 @@ class WordPieceTokenizer:
 
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")
-class MarianTokenizer:
+class MarianTokenizer(_KeptInItsAsset):
     """The subwords of a Marian or OPUS-MT model: SentencePiece cuts, a vocabulary numbers.
 
     There the pieces of both languages share one vocabulary, and each language has a SentencePiece
@@ -557,15 +543,6 @@ class MarianTokenizer:
     def in_graph(self) -> Any:
         """The same tokenizer on TensorFlow tensors, but for language codes."""
         return _MarianInGraph(self.proto, self.vocabulary)
-
-    def get_config(self) -> dict[str, Any]:
-        """An empty dictionary: all there is to know is in the asset."""
-        return {}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """An empty tokenizer, for `load_assets` to fill."""
-        return cls(**config)
 
     def save_assets(self, folder: str | os.PathLike[str]) -> None:
         """Writes `marian.json` into a folder."""

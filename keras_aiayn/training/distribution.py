@@ -142,11 +142,14 @@ class _Jax(Devices):
         self.model_parallel = model_parallel
 
     def check(self, model: TransformerConfig, training: TrainingConfig) -> None:
-        for name in ("vocabulary_size", "intermediate_dim", "num_heads"):
-            if getattr(model, name) % self.model_parallel:
+        for name in (
+            "vocabulary_size", "target_vocabulary_size", "intermediate_dim", "num_heads",
+        ):  # fmt: skip
+            size = getattr(model, name) or 0
+            if size % self.model_parallel:
                 raise ValueError(
                     f"`{name}` must be divisible by model_parallel={self.model_parallel}. "
-                    f"Received: {getattr(model, name)}"
+                    f"Received: {size}"
                 )
 
     def share(self, model: keras.Model) -> None:

@@ -133,7 +133,8 @@ def run(
             position = validated(position)
         while not _is_over(position, config):
             data.check_unchanged()
-            plan = _plan(data, config, position["epoch"])
+            if plan.epoch != position["epoch"]:
+                plan = _plan(data, config, position["epoch"])
             updates = _updates_ahead(position, plan, config)
             segment = range(position["batch"], position["batch"] + updates)
             means, seconds = _fit(model, data, plan, segment, config, progress, own)

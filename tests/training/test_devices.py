@@ -119,7 +119,7 @@ def test_one_device_does_what_was_asked(one_device):
     assert cosine == pytest.approx(1, abs=1e-6)
 
 
-def test_two_devices_are_as_one_and_repeat(one_device, tmp_path):
+def test_two_devices_are_as_one(one_device, tmp_path):
     two = results(tmp_path, 2)
     assert_the_same(two, one_device, 2)
 
@@ -152,13 +152,13 @@ def test_weights_that_are_cut_among_devices_are_as_whole(
 
 @pytest.mark.slow
 @pytest.mark.skipif(BACKEND != "jax", reason="only JAX cuts weights")
-def test_the_command_cuts_weights_validates_and_translates(corpus, tmp_path, run_cli):
+def test_the_command_cuts_weights_validates_and_translates(letters, tmp_path, run_cli):
     options = ("--model-parallel", "2")
-    status, _, err = end(start(train_command(corpus, tmp_path / "run", 4, 8, *options)))
+    status, _, err = end(start(train_command(letters, tmp_path / "run", 4, 8, *options)))
     assert status == 0 and "2 devices" in err, err[-3000:]
     assert json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])["bleu"] >= 0
     assert run_cli("translate", tmp_path / "run" / "model.keras", stdin="abc\n").status == 0
-    odd = train_command(corpus, tmp_path / "odd", 3, 8, "--model-parallel", "3")
+    odd = train_command(letters, tmp_path / "odd", 3, 8, "--model-parallel", "3")
     status, _, err = end(start(odd))
     assert status == 2 and "must be divisible by model_parallel=3" in err
     assert not (tmp_path / "odd").exists()
@@ -194,24 +194,10 @@ SETTINGS = ["num_layers=1", "hidden_dim=16", "intermediate_dim=16", "num_heads=2
             "evaluate_every=8", "evaluate_lines=4"]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    from keras_aiayn.data import prepared
-
-    folder = tmp_path_factory.mktemp("corpus")
-    generator = np.random.default_rng(1)
-    lines = ["".join(generator.choice(list("abcd "), n)) + "x" for n in range(3, 23)] * 4
-    files = [folder / name for name in ("train.a", "train.b", "valid.a", "valid.b")]
-    for file, part in zip(files, (lines, lines[::-1], lines[:8], lines[-8:][::-1]), strict=True):
-        file.write_text("\n".join(part) + "\n")
-    prepared.write(*files, folder / "prepared", tokenizer="bytes", max_length_ratio=99)
-    return folder / "prepared"
-
-
-def train_command(corpus, output, devices, steps, *options):
+def train_command(letters, output, devices, steps, *options):
     settings = [f"--set={setting}" for setting in SETTINGS]
     devices = [] if devices is None else ["--devices", str(devices)]
-    return [sys.executable, "-m", "keras_aiayn", "train", "--data", str(corpus), "--output",
+    return [sys.executable, "-m", "keras_aiayn", "train", "--data", str(letters), "--output",
             str(output), "--config", "tiny", "--steps", str(steps), *settings, *devices,
             *options]  # fmt: skip
 
@@ -231,9 +217,9 @@ def assert_same_variables(ours, theirs):
 
 
 @pytest.mark.slow
-def test_the_command_stops_goes_on_and_moves_to_another_number_of_devices(corpus, tmp_path):
+def test_the_command_stops_goes_on_and_moves_to_another_number_of_devices(letters, tmp_path):
     def run(name, devices, steps, *options):
-        command = train_command(corpus, tmp_path / name, devices, steps, *options)
+        command = train_command(letters, tmp_path / name, devices, steps, *options)
         status, out, err = end(start(command))
         assert status == 0, err[-3000:]
         assert out == "" and err.count("trained:") == 1 and err.count("parameters") == 1
@@ -251,9 +237,9 @@ def test_the_command_stops_goes_on_and_moves_to_another_number_of_devices(corpus
 
 
 @pytest.mark.slow
-def test_processes_train_from_the_command_and_one_writes(corpus, tmp_path):
+def test_processes_train_from_the_command_and_one_writes(letters, tmp_path):
     output = tmp_path / "run"
-    running = in_processes(train_command(corpus, output, None, 8), 2)
+    running = in_processes(train_command(letters, output, None, 8), 2)
     said = [end(process) for process in running]
     assert [status for status, *_ in said] == [0] * len(running), said
     assert sum(err.count("trained:") for *_, err in said) == 1
@@ -261,12 +247,12 @@ def test_processes_train_from_the_command_and_one_writes(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_the_run_within_a_minute_and_it_goes_on(corpus, tmp_path):
+def test_a_killed_process_ends_the_run_within_a_minute_and_it_goes_on(letters, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for process in in_processes(train_command(corpus, whole, None, 8), 2):
+    for process in in_processes(train_command(letters, whole, None, 8), 2):
         status, _, err = end(process)
         assert status == 0, err[-3000:]
-    running = in_processes(train_command(corpus, killed, None, 2_000), 2)
+    running = in_processes(train_command(letters, killed, None, 2_000), 2)
     deadline = time.monotonic() + 200
     while not list(killed.glob("checkpoints/step-*.npz")):
         assert time.monotonic() < deadline and all(one.poll() is None for one in running)
@@ -278,20 +264,20 @@ def test_a_killed_process_ends_the_run_within_a_minute_and_it_goes_on(corpus, tm
     assert 0 not in statuses
     for path in list(killed.glob("checkpoints/step-*.npz"))[1:]:
         path.unlink()  # however far it came, go on from the first
-    for process in in_processes(train_command(corpus, killed, None, 8, "--resume"), 2):
+    for process in in_processes(train_command(letters, killed, None, 8, "--resume"), 2):
         status, _, err = end(process)
         assert status == 0, err[-3000:]
     assert_same_variables(killed, whole)
 
 
 @pytest.mark.slow
-def test_an_interrupt_of_any_process_stops_all_and_loses_nothing(corpus, tmp_path):
+def test_an_interrupt_of_any_process_stops_all_and_loses_nothing(letters, tmp_path):
     steps, whole, stopped = 200, tmp_path / "whole", tmp_path / "stopped"
 
     def started(output, *options):
         if BACKEND == "torch":  # the launcher passes it on
-            return [start(train_command(corpus, output, 2, steps, *options))]
-        return in_processes(train_command(corpus, output, None, steps, *options), 2)
+            return [start(train_command(letters, output, 2, steps, *options))]
+        return in_processes(train_command(letters, output, None, steps, *options), 2)
 
     for process in started(whole):
         assert end(process)[0] == 0

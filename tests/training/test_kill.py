@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 
-from keras_aiayn.data import prepared
 from keras_aiayn.training import checkpoint
 
 STEPS = 12
@@ -56,22 +55,10 @@ SETTINGS = ["num_layers=1", "hidden_dim=16", "intermediate_dim=16", "num_heads=2
 TIMES = ("seconds", "source_tokens_per_second", "target_tokens_per_second", "peak_memory_mb")
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    generator = np.random.default_rng(1)
-    lines = ["".join(generator.choice(list("abcd "), n)) + "x" for n in range(3, 23)] * 4
-    files = [folder / name for name in ("train.a", "train.b", "valid.a", "valid.b")]
-    for file, part in zip(files, (lines, lines[::-1], lines[:8], lines[-8:][::-1]), strict=True):
-        file.write_text("\n".join(part) + "\n")
-    prepared.write(*files, folder / "prepared", tokenizer="bytes", max_length_ratio=99)
-    return folder / "prepared"
-
-
-def run(corpus, output, moment="never"):
+def run(letters, output, moment="never"):
     """Runs on from the last checkpoint; what it said, and whether it was killed."""
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(corpus), str(output), moment, *SETTINGS],
+        [sys.executable, "-c", DRIVER, str(letters), str(output), moment, *SETTINGS],
         env=os.environ | {"COLUMNS": "1000"},
         capture_output=True,
         text=True,
@@ -94,19 +81,19 @@ def log(output):
 
 
 @pytest.mark.slow
-def test_three_kills_and_more_change_nothing(corpus, tmp_path):
+def test_three_kills_and_more_change_nothing(letters, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    run(corpus, whole)
+    run(letters, whole)
 
-    run(corpus, killed, "1")  # before there is a checkpoint
-    assert "no whole checkpoint yet: starting at step 0" in run(corpus, killed, "5")
-    assert "step-00000004.npz" in run(corpus, killed, "validating")  # at step 6
-    said = run(corpus, killed, "writing")  # the checkpoint of step 6
+    run(letters, killed, "1")  # before there is a checkpoint
+    assert "no whole checkpoint yet: starting at step 0" in run(letters, killed, "5")
+    assert "step-00000004.npz" in run(letters, killed, "validating")  # at step 6
+    said = run(letters, killed, "writing")  # the checkpoint of step 6
     assert "step-00000004.npz" in said and [line["step"] for line in log(killed)] == [6]
     # The line of step 6 stood in the log already: it is written again, and once.
-    said = run(corpus, killed, "9")
+    said = run(letters, killed, "9")
     assert "step-00000006.npz.part was not finished" in said and "step-00000004.npz" in said
-    assert "step-00000008.npz" in run(corpus, killed)
+    assert "step-00000008.npz" in run(letters, killed)
 
     arrays, position = last_state(killed)
     expected, expected_position = last_state(whole)

@@ -6,7 +6,7 @@ from keras import ops
 from keras_aiayn.layers.embedding import SharedEmbedding
 from keras_aiayn.special_ids import PAD
 from keras_aiayn.training.loss import LabelSmoothedCrossentropy
-from keras_aiayn.training.metrics import TokenMetrics
+from keras_aiayn.training.metrics import TokenMetrics, token_statistics
 from keras_aiayn.transformer import Transformer
 
 V, EPS = 13, 0.1
@@ -110,3 +110,42 @@ def test_config_makes_the_same_metrics_again():
     again = keras.saving.deserialize_keras_object(written)
     assert written["registered_name"] == "keras_aiayn>TokenMetrics"
     assert again.get_config() == metrics.get_config() == {"name": "mine", "label_smoothing": 0.2}
+
+
+class Logits(keras.layers.Layer):
+    """Gives its weights, whatever it reads: what an update takes from them is their gradient."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = self.add_weight(
+            shape=logits.shape, initializer=keras.initializers.Constant(logits)
+        )
+
+    def call(self, inputs):
+        return self.logits + 0.0 * ops.cast(inputs[..., None], "float32")
+
+
+class Chosen(keras.losses.Loss):
+    def __init__(self, name):
+        super().__init__(name=name, reduction="sum")
+
+    def call(self, y_true, y_pred):
+        return getattr(token_statistics(y_true, y_pred, EPS), self.name)
+
+
+@pytest.mark.parametrize("name", ["loss", "nll"])
+def test_the_gradient_is_probabilities_less_what_they_should_be(name):
+    targets = BATCHES[0]
+    logits = some_logits(targets)
+    wanted = np.full(logits.shape, EPS / (V - 1) if name == "loss" else 0.0)
+    right = 1 - EPS if name == "loss" else 1.0
+    np.put_along_axis(wanted, targets[..., np.newaxis], right, axis=-1)
+    odds = np.exp(logits.astype("float64"))
+    weights = np.random.default_rng(2).uniform(0, 2, targets.shape).astype("float32")
+    expected = weights[..., np.newaxis] * (odds / odds.sum(axis=-1, keepdims=True) - wanted)
+
+    inputs = keras.Input(batch_shape=targets.shape, dtype="int32")
+    model = keras.Model(inputs, Logits(logits)(inputs))
+    model.compile(keras.optimizers.SGD(1.0), Chosen(name))
+    model.train_on_batch(targets, targets, weights)
+    np.testing.assert_allclose(logits - model.get_weights()[0], expected, atol=1e-5)
