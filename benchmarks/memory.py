@@ -4,6 +4,9 @@
 
 Each figure is the median of pairs of new processes, one of which has the setting and one has not,
 in turn. The model is `tiny` with 8,000 subwords, the batch 64 x 32 tokens on either side.
+
+Then the peak against the tokens of a batch and the vocabulary. Two numbers are fitted to it: the
+bytes that each token takes, and how many float32 arrays of the size of the logits live at once.
 """
 
 import argparse
@@ -12,16 +15,19 @@ import statistics
 import subprocess
 import sys
 
-ROWS, LENGTH, VOCABULARY, STEPS = 64, 32, 8_000, 12
+import keras
+import numpy as np
+import workers
+
+LENGTH, VOCABULARY, STEPS = 32, 8_000, 12
+ROWS = (32, 64, 128)
+VOCABULARIES = (8_000, 16_000, 37_000)
 
 
-def measure(keep_freed: bool, remat: bool) -> None:
+def measure(rows: int, vocabulary: int, keep_freed: bool, remat: bool) -> None:
     """Prints the median seconds of a step, and the peak memory in MB."""
     import resource
     import time
-
-    import keras
-    import numpy as np
 
     from keras_aiayn import LabelSmoothedCrossentropy, TransformerConfig
     from keras_aiayn.training.memory import keep_freed_memory
@@ -30,12 +36,12 @@ def measure(keep_freed: bool, remat: bool) -> None:
     if keep_freed:
         keep_freed_memory()
     keras.utils.set_random_seed(1)
-    model = TransformerConfig.tiny(VOCABULARY).build(seed=1)
+    model = TransformerConfig.tiny(vocabulary).build(seed=1)
     if remat:
         recompute_blocks(model)
     model.compile(keras.optimizers.Adam(1e-4), LabelSmoothedCrossentropy())
     model.optimizer.build(model.trainable_variables)
-    ids = np.random.default_rng(1).integers(4, VOCABULARY, (3, ROWS, LENGTH))
+    ids = np.random.default_rng(1).integers(4, vocabulary, (3, rows, LENGTH))
     inputs = {"encoder_token_ids": ids[0], "decoder_token_ids": ids[1]}
     seconds = []
     for _ in range(STEPS):
@@ -46,38 +52,64 @@ def measure(keep_freed: bool, remat: bool) -> None:
     print(json.dumps([statistics.median(seconds[3:]), peak]))  # the first ones compile
 
 
-def run(keep_freed: bool, remat: bool) -> list[float]:
+def run(
+    rows: int = 64, vocabulary: int = VOCABULARY, keep_freed: bool = True, remat: bool = False
+) -> list[float]:
     """`measure` in a new process."""
-    flags = [f"--keep-freed={int(keep_freed)}", f"--remat={int(remat)}"]
-    done = subprocess.run(
-        [sys.executable, __file__, "--one", *flags], stdout=subprocess.PIPE, text=True, check=True
-    )
+    options = [rows, vocabulary, int(keep_freed), int(remat)]
+    command = [sys.executable, __file__, "--one", *map(str, options)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def compare(name: str, pairs: int, before: tuple[bool, bool], after: tuple[bool, bool]) -> None:
-    """Prints what a setting changes: medians, and the median of the ratios of the pairs."""
-    runs = [(run(*before), run(*after)) for _ in range(pairs)]
+def compare(name: str, pairs: int, before: dict[str, bool], after: dict[str, bool]) -> list[list]:
+    """What a setting changes: medians, and the median of the ratios of the pairs."""
+    runs = [(run(**before), run(**after)) for _ in range(pairs)]
+    rows = []
     for unit, index, digits in (("s a step", 0, 3), ("MB at most", 1, 0)):
         old, new = ([one[side][index] for one in runs] for side in range(2))
-        ratio = statistics.median(b / a for a, b in zip(old, new, strict=True))
-        medians = f"{statistics.median(old):,.{digits}f} to {statistics.median(new):,.{digits}f}"
-        print(f"{name}: {medians} {unit}, ratio {ratio:.2f} in {pairs} pairs", flush=True)
+        medians = [f"{statistics.median(each):,.{digits}f} {unit}" for each in (old, new)]
+        rows.append([name, *medians, f"{workers.median_ratio(new, old):.2f}"])
+    return rows
+
+
+def against_sizes() -> str:
+    """The peak for several batches and vocabularies, and what it is made of."""
+    peaks = {(rows, size): run(rows, size)[1] for rows in ROWS for size in VOCABULARIES}
+    # The program itself; the weights of each subword; what each token, and each logit takes.
+    factors = [[1, size, rows * LENGTH, rows * LENGTH * size] for rows, size in peaks]
+    (_, _, token, logit), *_ = np.linalg.lstsq(
+        np.array(factors, float), np.array(list(peaks.values())) * 2**20, rcond=None
+    )
+    header = ["target tokens", *(f"V {size:,}" for size in VOCABULARIES)]
+    table = [
+        [f"{rows * LENGTH:,}", *(f"{peaks[rows, size]:,.0f} MB" for size in VOCABULARIES)]
+        for rows in ROWS
+    ]
+    return (
+        f"{workers.table(header, table)}\n\nFitted: {token / 1e3:,.0f} kB for each pair of "
+        f"tokens, and {logit / 4:.1f} float32 arrays of the size of the logits."
+    )
 
 
 def main() -> None:
     """Compares, or as one of the processes measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--keep-freed", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--remat", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=int, nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        measure(bool(options.keep_freed), bool(options.remat))
+        rows, vocabulary, keep_freed, remat = options.one
+        measure(rows, vocabulary, bool(keep_freed), bool(remat))
         return
-    compare("freed memory kept", options.pairs, (False, False), (True, False))
-    compare("blocks computed again", options.pairs, (True, False), (True, True))
+    settings = compare(
+        "freed memory kept", options.pairs, {"keep_freed": False}, {"keep_freed": True}
+    ) + compare("blocks computed again", options.pairs, {"remat": False}, {"remat": True})
+    header = ["setting", "without", "with", f"ratio, median of {options.pairs} pairs"]
+    workers.write_section(
+        f"Memory of a training step, {keras.backend.backend()}",
+        f"{workers.table(header, settings)}\n\n{against_sizes()}",
+    )
 
 
 if __name__ == "__main__":
