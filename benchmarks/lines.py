@@ -89,13 +89,15 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     make(options.folder / "in", options.lines, options.source)
     translate(options.folder, options.lines, "out", False, options.model)
-    for name in ("again", "again.part"):
+    for name in ("again", "again.part", "again.part.json"):
         (options.folder / name).unlink(missing_ok=True)
     command = [sys.executable, __file__, *sys.argv[1:], "--resume"]
     killed = subprocess.Popen(command)
     half = (options.folder / "out").stat().st_size // 2
     part = options.folder / "again.part"
     while not part.exists() or part.stat().st_size < half:
+        if killed.poll() is not None:
+            sys.exit("it ended before it could be killed: take more --lines")
         time.sleep(0.05)
     killed.send_signal(signal.SIGKILL)
     killed.wait()

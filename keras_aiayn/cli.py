@@ -6,6 +6,7 @@ usage errors answer at once.
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import sys
 import tempfile
@@ -25,6 +26,21 @@ app = typer.Typer(
 # Training needs TensorFlow beside any backend, so another one was installed on purpose.
 BACKENDS = ("jax", "torch", "tensorflow")
 
+# What errors of the backends say, in their own words, and what it means.
+TROUBLES = {
+    ("out of memory", "resource_exhausted", "resource exhausted", "oom when", "bad_alloc"): (
+        "the memory does not suffice: take a smaller --tokens-per-batch (training makes the same "
+        "updates with --set accumulation=2), or --split-long for very long lines"
+    ),
+    (
+        "connection closed by peer",
+        "connection reset",
+        "unavailable",
+        "heartbeat",
+        "socket closed",
+    ): ("another process of the run is gone: start all of them again, with --resume"),
+}
+
 Backend = Annotated[
     str | None, typer.Option(help="tensorflow, jax or torch; KERAS_BACKEND by default.")
 ]
@@ -40,13 +56,33 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_standard_output()
         sys.exit(141)
-    except (ValueError, OSError, ImportError, MemoryError) as error:
-        if os.environ.get("KERAS_AIAYN_TRACEBACK"):
+    except Exception as error:
+        expected = isinstance(error, (ValueError, OSError, ImportError, MemoryError))
+        reason = str(error) if expected else _trouble(str(error))
+        if reason is None or os.environ.get("KERAS_AIAYN_TRACEBACK"):
             raise
-        _say(f"error: {' '.join(str(error).split()) or type(error).__name__}")
+        _say(f"error: {' '.join(reason.split()) or type(error).__name__}")
+        try:
+            sys.stdout.flush()
+        except OSError:  # it is full: Python would say so once more, and end with another status
+            _give_up_standard_output()
         sys.exit(2)
+
+
+def _give_up_standard_output() -> None:
+    """What could not be written to it is lost: it has been said, or no one is there to read."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _trouble(said: str) -> str | None:
+    """What befell the machine, where an error of a backend tells of that: each has its own kind."""
+    said = said.lower()
+    for signs, meaning in TROUBLES.items():
+        if any(sign in said for sign in signs):
+            return f"{meaning} ({' '.join(said.split())[:200]})"
+    return None
 
 
 def _version(asked: bool) -> None:
@@ -155,6 +191,7 @@ def train(
         command = [sys.executable, "-m", "keras_aiayn", *sys.argv[1:]]
         raise typer.Exit(launch.launch(processes, command))
     _start_backend(backend, training=True)
+    own = distribution.start(devices, model_parallel=model_parallel)  # before anything computes
     from keras_aiayn.data import prepared
     from keras_aiayn.training import train as training
 
@@ -171,8 +208,7 @@ def train(
         resume=resume,
         init=init,
         average=average,
-        devices=devices,
-        model_parallel=model_parallel,
+        devices=own,
     )
 
 
@@ -258,14 +294,21 @@ def translate(
     on_bad_bytes: Annotated[str, typer.Option(help="error, or replace what is not UTF-8.")] = (
         "error"
     ),
+    chunk_size: Annotated[
+        int, typer.Option(min=1, help="Lines read ahead, so that those of like length meet.")
+    ] = 2_048,
     devices: Annotated[int, typer.Option(min=1, help="That share the lines of a file.")] = 1,
     backend: Backend = None,
 ) -> None:
     """Translate line for line, in order; what is typed, on a terminal."""
     from keras_aiayn.data import corpus
 
-    if input_ != "-":
-        corpus.check_readable(input_)  # a missing file is said before anything is loaded
+    # What is wrong with the files is said before anything is loaded.
+    for path in (one for one in (input_, prefixes) if one not in ("-", None)):
+        corpus.check_readable(path)
+        corpus.check_apart(path, output)
+    if output != "-":
+        corpus.check_writable(output)
     _start_backend(backend)
     from rich.console import Console
 
@@ -313,6 +356,8 @@ def translate(
             on_bad_bytes=on_bad_bytes,
             console=Console(stderr=True),
             tokens_per_batch=tokens_per_batch,
+            chunk_size=chunk_size,
+            begun_with={"models": [corpus.sha256(path) for path in models], "dtype": dtype},
             **options,
         )
     if done.hit_limit:
@@ -326,17 +371,22 @@ def score(
     model: Model,
     source: Annotated[Path, typer.Option(help="Sentences, one a line.")],
     target: Annotated[Path, typer.Option(help="Their translations, line by line.")],
+    length_penalty: Annotated[float | None, typer.Option(help="alpha of section 6.1.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; the model's by default.")
+    ] = None,
     backend: Backend = None,
 ) -> None:
     """Print for each pair its score and its log-probability, as search would give them."""
     from keras_aiayn.data import corpus
 
-    pairs = list(corpus.read_pairs(source, target))
+    pairs = corpus.read_pairs(source, target)
     _start_backend(backend)
-    translator = _load(model)
-    sources, targets = [list(side) for side in zip(*pairs, strict=True)] or ([], [])
-    for scored in translator.score(sources, targets):
-        print(f"{scored.score:.6f}\t{scored.raw_score:.6f}")
+    translator = _load(model) if dtype is None else _load(model).as_dtype(dtype)
+    while chunk := list(itertools.islice(pairs, 2_048)):
+        sources, targets = map(list, zip(*chunk, strict=True))
+        for scored in translator.score(sources, targets, length_penalty=length_penalty):
+            print(f"{scored.score:.6f}\t{scored.raw_score:.6f}")
 
 
 @app.command()
@@ -543,6 +593,7 @@ def _start_backend(name: str | None, quiet: bool = False, training: bool = False
     # JAX compiles each shape for seconds; what it compiled once it need not compile again.
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "keras-aiayn" / "jax"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")  # small ones too
     with _without_noise():
         import keras
 

@@ -107,7 +107,7 @@ class TrainingConfig:
         max_shapes: most batch shapes, each of which JAX and XLA compile once.
         evaluate_every: updates between validations; 0 for one at the end only.
         evaluate_lines: most validation lines that are translated for BLEU; 0 for all.
-        checkpoint_every: updates between checkpoints.
+        checkpoint_every: updates between checkpoints; 0 for as time alone says.
         checkpoint_minutes: time after which there is one sooner; 0 for never (10 in the paper).
         keep_last: checkpoints kept.
         keep_best: checkpoints kept beside them, of the best validations.
@@ -145,12 +145,16 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         """Refuses what would fail later and further away."""
         sizes = ("steps", "tokens_per_batch", "warmup_steps", "learning_rate_scale")
-        counts = ("accumulation", "max_shapes", "checkpoint_every", "keep_last")
+        counts = ("accumulation", "max_shapes", "keep_last", "epsilon")
         for name in (*sizes, *counts):
-            _check(getattr(self, name) > 0, f"`{name}` must be positive", name, self)
+            value = getattr(self, name)
+            _check(0 < value < math.inf, f"`{name}` must be positive", name, self)
+        for name in ("beta_1", "beta_2"):
+            _check(0 <= getattr(self, name) < 1, f"`{name}` must be in [0, 1)", name, self)
         for name in (
             "evaluate_every",
             "evaluate_lines",
+            "checkpoint_every",
             "global_clipnorm",
             "checkpoint_minutes",
             "keep_best",
@@ -158,6 +162,14 @@ class TrainingConfig:
             "seed",
         ):
             _check(getattr(self, name) >= 0, f"`{name}` must not be negative", name, self)
+        _check(
+            self.checkpoint_every > 0 or self.checkpoint_minutes > 0,
+            "`checkpoint_every` must be positive, or `checkpoint_minutes`",
+            "checkpoint_every",
+            self,
+        )
+        # Dropout counts on from it, in 32 bits.
+        _check(self.seed <= LARGEST_SEED, f"`seed` must be at most {LARGEST_SEED}", "seed", self)
         _check(
             self.best_by in ("bleu", "perplexity"),
             '`best_by` must be "bleu" or "perplexity"',
@@ -185,6 +197,8 @@ def _check(holds: bool, rule: str, name: str, config: Any) -> None:
     if not holds:
         raise ValueError(f"{rule}. Received: {name}={getattr(config, name)}")
 
+
+LARGEST_SEED = 1_000_000_000
 
 # What each row of Table 3 changes of base: (of the model, of the training).
 TABLE_3: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -72,6 +72,7 @@ def translate_file(
     on_bad_bytes: str = "error",
     console: Console | None = None,
     chunk_size: int = 2048,
+    begun_with: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Report:
     """Translates a file, or a stream, to another: N lines in, N lines out, in order.
@@ -82,7 +83,7 @@ def translate_file(
     Args:
         translator: a translator, or a pool of processes that translate.
         source: of sentences, one a line.
-        output: of translations.
+        output: of translations; a file, or a stream, a device or a pipe, which has no part.
         prefixes: a file with what each translation begins with, line by line.
         file_format: `"text"`, or `"jsonl"` for an object a line with all that `Translation` says.
             Text with more than one hypothesis is `number ||| text ||| score`, with an alignment
@@ -91,6 +92,8 @@ def translate_file(
         on_bad_bytes: `"error"` or `"replace"`.
         console: where to show progress; none by default.
         chunk_size: lines read ahead, so that sentences of like length meet.
+        begun_with: what else decides the output, such as which model it is, in plain values; a
+            resume with another is refused.
         **options: of `Translator.translate`.
 
     Returns:
@@ -105,7 +108,12 @@ def translate_file(
         **{name: value for name, value in options.items() if name in SETTINGS}
     )
     path = Path(output) if isinstance(output, (str, os.PathLike)) else None
-    if resume and path is None:
+    # A device or a pipe: nothing may take its place.
+    special = path is not None and path.exists() and not path.is_file()
+    if path is not None:
+        for read in (one for one in (source, prefixes) if isinstance(one, (str, os.PathLike))):
+            corpus.check_apart(read, path)
+    if resume and (path is None or special):
         raise ValueError("only a file can be gone on with: name one by --output")
     if resume and file_format == "text" and asked.n_best > 1:
         raise ValueError("n-best text has no line for each line: resume takes --format jsonl")
@@ -113,14 +121,19 @@ def translate_file(
     _check_prefixes(prefixes, source, total)
     begun = {
         "source": os.fspath(source) if isinstance(source, (str, os.PathLike)) else "-",
+        "prefixes": None if prefixes is None else os.fspath(prefixes),
         "format": file_format,
         "alignments": bool(options.get("alignments")),
+        "split_long": options.get("split_long"),
+        "on_bad_bytes": on_bad_bytes,
         **dataclasses.asdict(asked),
         "suppress": list(asked.suppress),
+        **(begun_with or {}),
     }
     report = Report()
     if resume and path is not None:
         if path.exists() and not corpus.part_of(path).exists():
+            _check_whole(path, source, total)
             if console is not None:
                 console.print(f"{path} is whole already: there is nothing to go on with")
             return report
@@ -154,7 +167,12 @@ def translate_file(
 
         if path is None:
             run(output)
+        elif special:
+            with open(path, "wb") as device:
+                run(device)
         else:
+            if not resume:  # an old part must not stand beside the new record of how it was begun
+                corpus.part_of(path).unlink(missing_ok=True)
             with corpus.whole_file(_begun_path(path), "w") as stream:
                 stream.write(json.dumps(begun))
             with corpus.whole_file(path, "ab" if resume else "wb", keep_part=True) as stream:
@@ -185,6 +203,16 @@ def _check_prefixes(
         raise ValueError(
             f"{prefixes} must have a line for each of the source's. "
             f"Received: {count} lines, where {source} has {total}"
+        )
+
+
+def _check_whole(path: Path, source: corpus.PathLike | BinaryIO, total: int | None) -> None:
+    """Refuses a finished output that another source must have had."""
+    lines = corpus.count_lines(path)
+    if total is not None and lines != total:
+        raise ValueError(
+            f"{path} is whole and has {lines} lines, where {source} has {total}: it is the "
+            "translation of something else"
         )
 
 

@@ -4,6 +4,7 @@ Keras deserialises whatever its registry knows, and reads weights past the check
 archive. So before Keras sees a file, what it holds is compared with what a translator may hold.
 """
 
+import io
 import json
 import os
 import zipfile
@@ -25,6 +26,9 @@ MEMBERS = {"metadata.json", "config.json", "model.weights.h5"} | {
     f"assets/{side}{name}" for name in _ASSETS for side in ("", "source/", "target/")
 }
 _LONGEST_CONFIG = 1 << 20
+LARGEST_BEAM = 1_000
+LONGEST_OUTPUT = 100_000  # tokens more than the input
+DEEPEST_GROUP = 30  # groups of HDF5 inside each other; one that holds itself has no end
 
 
 def load(path: str | os.PathLike[str]) -> Translator:
@@ -61,9 +65,9 @@ def _check(path: Path) -> None:
     """Refuses a file that holds more, less or other than a translator."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
-        weights = archive.getinfo("model.weights.h5").file_size
-        if weights > path.stat().st_size:
-            raise ValueError("its weights are larger than the file")
+        # Keras stores its members as they are: what unpacks to more was made to.
+        if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
+            raise ValueError("its parts are larger than the file")
         if archive.getinfo("config.json").file_size > _LONGEST_CONFIG:
             raise ValueError("its config.json is too long")
         damaged = archive.testzip()  # Keras would read past a wrong checksum
@@ -81,7 +85,10 @@ def _check(path: Path) -> None:
         if strange or len(set(names)) != len(names):
             raise ValueError(f"a translator's file holds no {(strange or names)[0]!r}")
         _check_classes(config)
-        _check_sizes(config["config"]["model"]["config"], weights)
+        _check_search(config["config"])
+        weights = archive.read("model.weights.h5")
+        arrays = _check_weights(weights)
+        _check_sizes(config["config"]["model"]["config"], len(weights), arrays)
 
 
 def _check_classes(value: Any) -> None:
@@ -101,11 +108,50 @@ def _check_classes(value: Any) -> None:
         _check_classes(part)
 
 
-def _check_sizes(model: dict[str, Any], weights: int) -> None:
+def _check_search(config: dict[str, Any]) -> None:
+    """Search settings that a person could mean: a larger beam would ask for all memory."""
+    for name, most in (("beam_size", LARGEST_BEAM), ("max_extra_length", LONGEST_OUTPUT)):
+        if not 0 <= config[name] <= most:
+            raise ValueError(f"its {name} is {config[name]}, and more than {most:,} means harm")
+
+
+def _check_weights(content: bytes) -> int:
+    """Only arrays that lie in the file themselves; gives their number.
+
+    HDF5 can point to other files, which are opened to follow it, and claim arrays of any size
+    that take no room.
+    """
+    import h5py
+
+    def arrays_in(group: h5py.Group, depth: int) -> int:
+        if depth > DEEPEST_GROUP:
+            raise ValueError("its weights lie too deep")
+        found = 0
+        for name in group:
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                raise ValueError(f"its weights point to another place by {name!r}")
+            member = group[name]
+            if isinstance(member, h5py.Group):
+                found += arrays_in(member, depth + 1)
+                continue
+            elsewhere = member.external or member.is_virtual
+            if elsewhere or member.id.get_storage_size() < member.nbytes:
+                raise ValueError(f"its weights do not hold what {name!r} claims")
+            found += 1
+        return found
+
+    with h5py.File(io.BytesIO(content), "r") as weights:
+        return arrays_in(weights, 0)
+
+
+def _check_sizes(model: dict[str, Any], weights: int, arrays: int) -> None:
     """No larger model than the weights fill: a short file could ask for all memory."""
     layers, width = model["num_layers"], model["hidden_dim"]
+    if layers > arrays:
+        raise ValueError("its num_layers asks for more weights than it holds")
     heads = layers * width * model["num_heads"]
     parts = {
+        "hidden_dim": layers * width * (0 if model["key_dim"] else width),
         "key_dim": heads * (model["key_dim"] or 0),
         "value_dim": heads * (model["value_dim"] or 0),
         "vocabulary_size": model["vocabulary_size"] * width,

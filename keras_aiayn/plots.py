@@ -3,7 +3,6 @@
 Each function writes one file, `.png`, `.svg` or `.pdf` by its name.
 """
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +42,7 @@ def plot_attention(
         raise ValueError(f"`layer` must be from 0 to {layers - 1}. Received: {layer}")
     translation = translator.translate([text], details=True)[0]
     source_ids = [*translator.source_tokenizer.encode([text])[0], EOS]
+    source_ids = source_ids[: translator.model.max_length]  # what the search read, too
     if not translation.token_ids:
         raise ValueError(f"there is no translation to look at. Received: {text!r}")
     decoder_ids = [BOS, *translation.token_ids[:-1]]  # those searched: text can be cut otherwise
@@ -76,8 +76,11 @@ def plot_positions(output: Output, hidden_dim: int = 512, length: int = 100) -> 
         hidden_dim: d_model, even.
         length: how many positions.
     """
-    if hidden_dim % 2:
-        raise ValueError(f"`hidden_dim` must be even. Received: {hidden_dim}")
+    if hidden_dim % 2 or hidden_dim < 2 or length < 1:
+        raise ValueError(
+            "`hidden_dim` must be even and positive, `length` positive. "
+            f"Received: hidden_dim={hidden_dim}, length={length}"
+        )
     encoding = _to_numpy(SinusoidalPositionEncoding.encode(np.arange(length), hidden_dim))
     figure = _matplotlib().Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -106,6 +109,8 @@ def plot_schedule(
         output: the picture.
         steps: how many updates.
     """
+    if steps < 1:
+        raise ValueError(f"`steps` must be positive. Received: {steps}")
     figure = _matplotlib().Figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.subplots()
     updates = np.unique(np.linspace(1, steps, 400).astype(int))
@@ -159,13 +164,13 @@ def _save(figure: Any, output: Output) -> None:
 
 
 def _read_log(folder: Path) -> list[dict[str, Any]]:
-    try:
-        lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    if not lines:
+    from keras_aiayn.training.report import read_log
+
+    path = folder / "log.jsonl"
+    records, _ = read_log(path) if path.is_file() else ([], False)
+    if not records:
         raise ValueError(f"{folder} has no log of a run: log.jsonl is missing or empty")
-    return [json.loads(line) for line in lines]
+    return records
 
 
 def _printable(text: str) -> str:
@@ -183,11 +188,12 @@ def _draw_heads(
     for head, axis in enumerate(axes):
         image = axis.imshow(weights[head], cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal")
         axis.set_title(f"head {head + 1}", fontsize=9)
-        axis.set_xticks(range(len(keys)), keys, rotation=90, fontsize=8)
-        axis.set_yticks(range(len(queries)), queries, fontsize=8)
+        # Two dollar signs in a text are no formula.
+        axis.set_xticks(range(len(keys)), keys, rotation=90, fontsize=8, parse_math=False)
+        axis.set_yticks(range(len(queries)), queries, fontsize=8, parse_math=False)
     axes[0].set_ylabel(ylabel)
     figure.supxlabel("reads", fontsize=10)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title, fontsize=10, parse_math=False)
     figure.colorbar(image, ax=axes, shrink=0.8, label="attention")
     _save(figure, output)
 

@@ -263,18 +263,24 @@ class Translator(keras.Model):
         )
 
     def score(
-        self, sources: Sequence[str], targets: Sequence[str], *, tokens_per_batch: int = 2048
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        length_penalty: float | None = None,
+        tokens_per_batch: int = 2048,
     ) -> list[Translation]:
         """The scores of given translations, as search would give them.
 
         Args:
             sources: the sentences.
             targets: their translations, as many.
+            length_penalty: alpha; the translator's own by default.
             tokens_per_batch: padded tokens of either side that are scored at a time.
 
         Returns:
             For each pair a `Translation`: `raw_score` is the log-probability of the target in
-            nats, its EOS included, `score` that over the translator's length penalty.
+            nats, its EOS included, `score` that over the length penalty.
 
         Raises:
             ValueError: where the numbers of texts differ, or one is longer than learned positions.
@@ -292,6 +298,7 @@ class Translator(keras.Model):
                 strict=True,
             )
         ]
+        alpha = self.search_settings(length_penalty=length_penalty).length_penalty
         longer = {index: max(pair, key=len) for index, pair in enumerate(pairs)}
         limit = self.model.max_length
         if limit is not None and any(len(ids) > limit for ids in longer.values()):
@@ -311,7 +318,7 @@ class Translator(keras.Model):
             raw_scores = self._searches["score",](source, decoder, target)
             for index, raw_score in zip(indices, raw_scores.tolist(), strict=False):
                 ids = pairs[index][1]
-                penalty = ((5 + len(ids)) / 6) ** self.length_penalty
+                penalty = ((5 + len(ids)) / 6) ** alpha
                 results[index] = Translation(
                     text=targets[index],
                     token_ids=ids,

@@ -2,6 +2,9 @@
 
 import json
 import os
+import pty
+import re
+import select
 import subprocess
 import sys
 
@@ -123,6 +126,37 @@ def test_translate_gives_what_it_is_asked_for(model, tmp_path, run_cli):
         "--temperature", "0.7", "--top-p", "0.9", "--min-length", "3",
     )  # fmt: skip
     assert again.status == 0 and again.out.count("\n") == 3, again.err
+
+
+def test_on_a_terminal_what_is_typed_is_translated(model):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "keras_aiayn", "translate", model, "--show-attention"]
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "COLORTERM": "truecolor"}
+    running = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment
+    )
+    os.close(theirs)
+
+    def until(sign):
+        said = b""
+        while sign not in said:
+            ready, _, _ = select.select([ours], [], [], 240)
+            assert ready, (said, running.poll())
+            said += os.read(ours, 1 << 16)
+        return said.decode()
+
+    try:
+        until(b"> ")
+        os.write(ours, b"a b\n")
+        said = until(b"\r\n> ")
+        # A row for each token written, a column for each one read, the darker the more.
+        assert "</s>" in said and re.search(r"\x1b\[\d+;48;2;\d+;\d+;255m 0\.\d ", said), said
+        os.write(ours, b"\x04")  # Ctrl-D
+        assert running.wait(timeout=60) == 0
+    finally:
+        running.kill()
+        running.communicate()
+        os.close(ours)
 
 
 def test_score_prints_a_line_for_each_pair(model, tmp_path, run_cli):
@@ -261,6 +295,50 @@ def test_what_is_said_by_an_import_that_fails_is_shown(monkeypatch, capfd):
         os.write(2, b"noise\n")
     os.write(2, b"after\n")
     assert capfd.readouterr().err == "why it failed\nafter\n"
+
+
+def test_a_full_standard_output_is_one_line_and_status_2(model, run_cli):
+    command = f"{sys.executable} -m keras_aiayn translate {model} > /dev/full"
+    done = subprocess.run(
+        ["bash", "-c", command], input=b"red dog\n" * 3, capture_output=True, timeout=300
+    )
+    assert done.returncode == 2
+    assert done.stderr.decode().splitlines()[-1:] == ["error: [Errno 28] No space left on device"]
+
+
+def test_outputs_that_cannot_be_are_refused_before_anything_is_loaded(tmp_path, refused):
+    (tmp_path / "in").write_text("one\n")
+    for output, message in (
+        (tmp_path, "is a folder: name a file"),
+        (tmp_path / "no" / "out", "there is no folder"),
+        (tmp_path / "in", "would be written over"),
+    ):
+        refused(["translate", "no.keras", "--input", "in", "--output", output], message)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes",
+            "--tokens-per-batch",
+        ),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "--tokens-per-batch"),
+        ("[../gloo/transport/tcp/pair.cc:538] Connection closed by peer", "--resume"),
+        ("a fault of our own", None),
+    ],
+)
+def test_what_befell_the_machine_is_one_line(monkeypatch, capsys, said, meant):
+    def fails(**_):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(RuntimeError if meant is None else SystemExit) as end:
+        cli.main()
+    if meant:
+        assert end.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ") and meant in line and said.lower()[:20] in line
 
 
 def test_unequal_files_are_not_evaluated(texts, tmp_path, refused):

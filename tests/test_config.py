@@ -173,6 +173,11 @@ def test_configurations_are_frozen(config):
         (TransformerConfig, {"vocabulary_size": 9, "dropout": 1.0}, "below 1.*dropout=1.0"),
         (TrainingConfig, {"steps": 0}, "`steps` must be positive"),
         (TrainingConfig, {"seed": -1}, "`seed` must not be negative"),
+        (TrainingConfig, {"seed": 10**10}, "`seed` must be at most"),
+        (TrainingConfig, {"beta_2": 1.0}, r"`beta_2` must be in \[0, 1\)"),
+        (TrainingConfig, {"epsilon": 0.0}, "`epsilon` must be positive"),
+        (TrainingConfig, {"learning_rate_scale": float("inf")}, "must be positive"),
+        (TrainingConfig, {"checkpoint_every": 0}, "or `checkpoint_minutes`"),
         (TrainingConfig, {"label_smoothing": 1.0}, "label_smoothing=1.0"),
     ],
 )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -127,6 +128,70 @@ def test_a_part_of_something_else_is_not_gone_on_with(tmp_path):
     (tmp_path / "out.part.json").write_text(json.dumps({"source": str(source), "beam_size": 9}))
     with pytest.raises(ValueError, match="beam_size was 9 and is 4"):
         files.translate_file(Backwards(), source, output, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        ({"begun_with": {"models": ["a"]}}, {"begun_with": {"models": ["b"]}}, "models was"),
+        ({}, {"split_long": 9}, "split_long was None and is 9"),
+        ({}, {"prefixes": "in"}, "prefixes was None"),
+        ({}, {"on_bad_bytes": "replace"}, "on_bad_bytes was error"),
+    ],
+)
+def test_a_part_is_gone_on_with_only_as_it_was_begun(tmp_path, monkeypatch, before, now, message):
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_text("one\ntwo\n")
+    with pytest.raises(OSError):
+        files.translate_file(Failing(after=1), "in", "out", chunk_size=1, **before)
+    part = Path("out.part").read_bytes()
+    with pytest.raises(ValueError, match=message):
+        files.translate_file(Backwards(), "in", "out", resume=True, **{**before, **now})
+    assert Path("out.part").read_bytes() == part == b"eno\n"
+    files.translate_file(Backwards(), "in", "out", resume=True, **before)
+    assert Path("out").read_text() == "eno\nowt\n"
+
+
+class Failing(Backwards):
+    """Fails as a full disk does."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.left = after
+
+    def translate(self, texts, **options):
+        if not self.left:
+            raise OSError(28, "No space left on device")
+        self.left -= 1
+        return super().translate(texts, **options)
+
+
+def test_what_is_read_is_not_written_over(tmp_path):
+    for name in ("in", "out.part"):
+        (tmp_path / name).write_text("one\n")
+    for source, output in (("in", "in"), ("out.part", "out")):
+        with pytest.raises(ValueError, match="would be written over"):
+            files.translate_file(Backwards(), tmp_path / source, tmp_path / output)
+        assert (tmp_path / source).read_text() == "one\n"
+
+
+def test_a_whole_output_of_another_source_is_said(tmp_path):
+    (tmp_path / "in").write_text("one\ntwo\n")
+    (tmp_path / "out").write_text("eno\n")
+    with pytest.raises(ValueError, match="is whole and has 1 lines, where .* has 2"):
+        files.translate_file(Backwards(), tmp_path / "in", tmp_path / "out", resume=True)
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+    (tmp_path / "in").write_text("one\ntwo\n")
+    os.mkfifo(tmp_path / "out")
+    read = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "out").read_bytes()))
+    reader.start()
+    files.translate_file(Backwards(), tmp_path / "in", tmp_path / "out")
+    reader.join(timeout=30)
+    assert read == [b"eno\nowt\n"] and (tmp_path / "out").is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
 
 
 def test_what_can_be_read_once_is_translated(tmp_path):

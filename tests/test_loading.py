@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -126,7 +127,10 @@ LOOKUP = {"module": "keras.layers", "class_name": "StringLookup",
         (lambda c: c | {"registered_name": "keras_hub>Other"}, "which is no part"),
         (lambda c: c | {"module": "os"}, "os.Translator, which is no part"),
         (lambda c: inside(c, vocabulary_size=10**12), "vocabulary_size asks for more weights"),
-        (lambda c: inside(c, num_layers=10**9), "asks for more weights"),
+        (lambda c: inside(c, num_layers=10**9), "num_layers asks for more weights"),
+        (lambda c: inside(c, num_layers=1_000, hidden_dim=2), "num_layers asks for more weights"),
+        (lambda c: c["config"].update(beam_size=10**9) or c, "its beam_size is 1000000000"),
+        (lambda c: c["config"].update(max_extra_length=10**9) or c, "its max_extra_length is"),
         (lambda c: inside(c, key_dim=10**9), "key_dim asks for more weights"),
         (lambda c: inside(c, max_length=10**12), "max_length asks for more weights"),
         (lambda c: inside(c, hidden_dim="8"), "cannot be loaded"),
@@ -150,29 +154,62 @@ def test_a_member_that_is_missing_is_missed(file, tmp_path, name):
         loaded(rewritten(file, leave_out=[name]), tmp_path)
 
 
-def test_weights_in_another_file_are_not_read(file, tmp_path):
-    """HDF5 can point to other files: what is there must not come into the model."""
-    secret = tmp_path / "secret.h5"
+def with_weights(file, change):
+    """The file with weights that were changed by a function of the open HDF5 file."""
     with zipfile.ZipFile(io.BytesIO(file)) as archive:
-        weights = archive.read("model.weights.h5")
-    secret.write_bytes(weights)
-    stream = io.BytesIO(weights)
+        stream = io.BytesIO(archive.read("model.weights.h5"))
     with h5py.File(stream, "r+") as h5:
-        for name in list(h5):
-            del h5[name]
-            h5[name] = h5py.ExternalLink(str(secret), name)
-    content = rewritten(
-        file, members=[("model.weights.h5", stream.getvalue())], leave_out=["model.weights.h5"]
-    )
-    with pytest.raises(ValueError, match="cannot be loaded"):
-        loaded(content, tmp_path)
+        change(h5)
+    members = [("model.weights.h5", stream.getvalue())]
+    return rewritten(file, members=members, leave_out=["model.weights.h5"])
 
 
-def test_a_bomb_is_refused_unopened(file, tmp_path):
-    stream = io.BytesIO(rewritten(file, leave_out=["model.weights.h5"]))
+@pytest.mark.parametrize("at", ["", "layers/"])
+def test_weights_in_another_file_are_not_read(file, tmp_path, at):
+    """HDF5 can point to other files: one that is opened to be read never ends, if it is a pipe."""
+    secret = tmp_path / "secret.h5"
+    os.mkfifo(secret)
+
+    def point_there(h5):
+        for name in list(h5[at or "/"]):
+            del h5[at + name]
+            h5[at + name] = h5py.ExternalLink(str(secret), name)
+
+    with pytest.raises(ValueError, match="its weights point to another place"):
+        loaded(with_weights(file, point_there), tmp_path)
+
+
+def claim_without_room(h5):
+    h5.create_dataset("large", (1 << 30,), "float32")
+
+
+def claim_by_a_filter(h5):
+    h5.create_dataset("packed", data=np.zeros(1 << 16, "float32"), compression="gzip")
+
+
+def hold_itself(h5):
+    h5["layers/again"] = h5["layers"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (claim_without_room, "do not hold what 'large' claims"),
+        (claim_by_a_filter, "do not hold what 'packed' claims"),
+        (hold_itself, "too deep"),
+    ],
+)
+def test_weights_that_claim_more_than_they_hold_are_refused(file, tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        loaded(with_weights(file, change), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.weights.h5", "assets/marian.json", "metadata.json"])
+def test_a_bomb_is_refused_unopened(file, tmp_path, name):
+    stream = io.BytesIO(rewritten(file, leave_out=[name]))
     with zipfile.ZipFile(stream, "a", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("model.weights.h5", bytes(1 << 24))
-    with pytest.raises(ValueError, match="weights are larger than the file"):
+        archive.writestr(name, bytes(1 << 24))
+    with pytest.raises(ValueError, match="parts are larger than the file"):
         loaded(stream.getvalue(), tmp_path)
 
 

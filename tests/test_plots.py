@@ -89,7 +89,10 @@ def test_runs_are_drawn_from_their_logs(drawn, tmp_path):
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
-        (lambda to: plots.plot_positions(to, hidden_dim=7), "must be even. Received: 7"),
+        (lambda to: plots.plot_positions(to, hidden_dim=7), "even and positive.*hidden_dim=7"),
+        (lambda to: plots.plot_positions(to, hidden_dim=0), "even and positive.*hidden_dim=0"),
+        (lambda to: plots.plot_positions(to, length=0), "length=0"),
+        (lambda to: plots.plot_schedule({}, to, steps=0), "`steps` must be positive. Received: 0"),
         (lambda to: plots.plot_run([to.parent], to), "no log of a run"),
         (lambda to: plots.plot_positions(to.with_suffix(".doc")), "'doc' is not supported"),
     ],

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from keras_aiayn import Transformer, Translator
+from keras_aiayn.data import sentences
 from keras_aiayn.data.tokenizer import ByteTokenizer, SentencePieceTokenizer
 from keras_aiayn.decoding.alignment import word_alignment
 from keras_aiayn.decoding.settings import SearchSettings
@@ -224,12 +225,43 @@ def test_long_texts_are_cut_at_sentence_ends_and_joined(translator):
     assert translator.translate([text], split_long=500) == translator.translate([text])
 
 
-def test_another_precision_translates_much_the_same(translator):
-    other = translator.as_dtype("bfloat16")
-    assert other.model.source_embedding.compute_dtype == "bfloat16"
+@pytest.mark.parametrize(("dtype", "near"), [("bfloat16", 0.2), ("float16", 0.02)])
+def test_another_precision_scores_much_the_same(translator, dtype, near):
+    if dtype == "float16" and keras.backend.backend() == "jax":
+        pytest.skip("JAX has no float16 product on a CPU")
+    other = translator.as_dtype(dtype)
+    assert other.model.source_embedding.compute_dtype == dtype
     assert translator.model.source_embedding.compute_dtype == "float32"
     found = other.translate(TEXTS, details=True)
-    assert all(np.isfinite(one.score) for one in found)
+    targets = [one.text for one in found]
+    exact = translator.score(TEXTS, targets)
+    rounded = other.score(TEXTS, targets)
+    for one, other_one, searched in zip(exact, rounded, found, strict=True):
+        length = len(one.token_ids)
+        assert abs(one.raw_score - other_one.raw_score) < near * length
+        if searched.token_ids == one.token_ids:
+            assert abs(searched.raw_score - other_one.raw_score) < near * length
+
+
+@pytest.mark.backend_free
+def test_a_long_line_of_marks_is_cut_in_no_time():
+    assert sentences.cut("a" + "." * 100_000 + "b", 5, len) == [("a" + "." * 100_000 + "b", "")]
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize(
+    ("text", "translations", "joined"),
+    [
+        ("你好。世界。", ["Hello.", "World."], "Hello. World."),
+        ("One. Two.\n\nThree.", ["Eins.", "Zwei.", "Drei."], "Eins. Zwei.\n\nDrei."),
+        ("One. Two.", ["一。", "二。"], "一。 二。"),
+    ],
+)
+def test_joined_sentences_have_the_blanks_that_they_want(text, translations, joined):
+    parts = sentences.cut(text, 1, len)
+    assert sentences.join(parts) == text
+    blanks = [blank for _, blank in parts]
+    assert sentences.join(list(zip(translations, blanks, strict=True))) == joined
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,10 @@ class BatchPlan:
 
     Attributes:
         shapes: The shapes of the run, the widest first: (rows, source width, target width).
-        seed: The seed of the run.
         epoch: The epoch.
     """
 
     shapes: list[Shape]
-    seed: int
     epoch: int
     _order: np.ndarray = dataclasses.field(repr=False)  # all pairs, batch after batch
     _starts: np.ndarray = dataclasses.field(repr=False)  # where in `_order` each batch begins
@@ -149,7 +147,6 @@ def plan(
     sequence = _largest_first(generator.permutation(len(starts)), shape_ids, memory)
     return BatchPlan(
         shapes=[(int(r), int(s), int(t)) for r, (s, t) in zip(rows, widths, strict=True)],
-        seed=seed,
         epoch=epoch,
         _order=order,
         _starts=starts[sequence],

@@ -6,6 +6,8 @@ sentences; two files read that way fall out of step without an error.
 """
 
 import contextlib
+import hashlib
+import io
 import itertools
 import os
 import shutil
@@ -44,10 +46,13 @@ def read_lines(source: PathLike | BinaryIO, on_bad_bytes: str = "error") -> Iter
     if on_bad_bytes not in ("error", "replace"):
         raise ValueError(f"`on_bad_bytes` must be 'error' or 'replace'. Received: {on_bad_bytes!r}")
     if isinstance(source, (str, os.PathLike)):
-        with _open_to_read(source) as stream:
-            yield from _decoded(stream, os.fspath(source), on_bad_bytes)
-    else:
-        yield from _decoded(source, str(getattr(source, "name", "the input")), on_bad_bytes)
+        return _lines_of(source, on_bad_bytes)
+    return _decoded(source, str(getattr(source, "name", "the input")), on_bad_bytes)
+
+
+def _lines_of(path: PathLike, on_bad_bytes: str) -> Iterator[str]:
+    with _open_to_read(path) as stream:
+        yield from _decoded(stream, os.fspath(path), on_bad_bytes)
 
 
 def _decoded(stream: Iterable[bytes], name: str, on_bad_bytes: str) -> Iterator[str]:
@@ -62,7 +67,7 @@ def _decoded(stream: Iterable[bytes], name: str, on_bad_bytes: str) -> Iterator[
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{name}, line {number}, is not UTF-8 (byte {error.start + 1} of the line): "
-                "mend it, or read it with on_bad_bytes 'replace'"
+                "mend it, or turn the file into UTF-8, such as by iconv"
             ) from None
 
 
@@ -70,6 +75,30 @@ def check_readable(path: PathLike) -> None:
     """Refuses a file that is not there, before any work; one that is a pipe stays unread."""
     if not Path(path).exists() or Path(path).is_dir():
         _open_to_read(path).close()
+
+
+def check_writable(path: PathLike) -> None:
+    """Refuses a file that cannot be made, before any work."""
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} for {path.name}")
+
+
+def check_apart(source: PathLike, output: PathLike) -> None:
+    """Refuses to write over what is being read, or where its output stands until it is whole."""
+    for written in (Path(output), part_of(output)):
+        if written.is_file() and written.samefile(source):
+            raise ValueError(
+                f"{output} would be written over {source}, which is read: name another"
+            )
+
+
+def sha256(path: PathLike) -> str:
+    """The hash of a file, in hexadecimal."""
+    with _open_to_read(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def count_lines(path: PathLike) -> int:
@@ -121,7 +150,8 @@ def read_corpora(
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If two files that belong together differ in their number of lines.
+        ValueError: If two files that belong together differ in their number of lines, or one is a
+            pipe.
     """
     sources, targets = path_list(source_paths), path_list(target_paths)
     if len(sources) != len(targets) or not sources:
@@ -129,6 +159,9 @@ def read_corpora(
             "every source file needs one target file. "
             f"Received: {len(sources)} source and {len(targets)} target files"
         )
+    for path in (*sources, *targets):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ValueError(f"{path} is no file on disk, and a corpus is read more than once")
     for source, target in zip(sources, targets, strict=True):
         source_lines, target_lines = count_lines(source), count_lines(target)
         if source_lines != target_lines:
@@ -147,7 +180,7 @@ def path_list(paths: PathLike | Sequence[PathLike]) -> list[Path]:
     return [Path(paths)] if isinstance(paths, (str, os.PathLike)) else [Path(p) for p in paths]
 
 
-def _open_to_read(path: PathLike) -> BinaryIO:
+def _open_to_read(path: PathLike) -> io.BufferedReader:
     try:
         return open(path, "rb")
     except FileNotFoundError:
@@ -195,16 +228,20 @@ def whole_folder(path: PathLike) -> Iterator[Path]:
         path: The folder to be; it must not exist, or be empty.
 
     Yields:
-        The folder PATH.part to write in, which takes the name PATH when the block ends without
-        an error. One that a killed run left is removed first.
+        The folder to write in, PATH.part, which takes the name PATH when the block ends without
+        an error; or PATH/.part where PATH exists, for it may be a mounted one or the present one
+        and has to stay. What a killed run left there is removed first.
 
     Raises:
         FileExistsError: If `path` is a file, or a folder that holds something.
     """
-    path, part = Path(path), part_of(path)
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+    path = Path(path).resolve()
+    inside = path / ".part"
+    part = inside if path.is_dir() else part_of(path)
+    if path.is_file() or (path.is_dir() and any(entry != inside for entry in path.iterdir())):
         raise FileExistsError(f"{path} exists and is not an empty folder: name another output")
-    shutil.rmtree(part, ignore_errors=True)
+    for left in (inside, part_of(path)):
+        shutil.rmtree(left, ignore_errors=True)
     part.mkdir(parents=True)
     try:
         yield part
@@ -212,9 +249,13 @@ def whole_folder(path: PathLike) -> Iterator[Path]:
             if file.is_file():
                 with open(file, "r+b") as stream:
                     os.fsync(stream.fileno())
-        if path.is_dir():
-            path.rmdir()
-        os.replace(part, path)
+        if part == inside:
+            # By the file of this kind a reader knows the folder: it comes last.
+            for entry in sorted(part.iterdir(), key=lambda entry: entry.suffix == ".json"):
+                os.replace(entry, path / entry.name)
+            part.rmdir()
+        else:
+            os.replace(part, path)
     except BaseException:  # Ctrl-C too
         shutil.rmtree(part, ignore_errors=True)
         raise

@@ -21,7 +21,7 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -136,6 +136,27 @@ class Prepared:
                     f"{self.folder / name} changed while it was in use: prepare into a new folder"
                 )
 
+    def check_contents(self) -> None:
+        """Refuses files that are not what `write` wrote, by their hashes: every byte is read.
+
+        Raises:
+            ValueError: If one is not.
+        """
+        for name, file in _sizes_and_hashes(self.folder, self.meta["files"]).items():
+            if file != self.meta["files"][name]:
+                raise ValueError(
+                    f"{self.folder / name} is not what was prepared: prepare into a new folder"
+                )
+
+    def longest(self) -> int:
+        """The most tokens of a text, EOS included."""
+        splits = [split for split in (self.train, self.valid) if split is not None]
+        return max(
+            int(lengths.max(initial=0))
+            for split in splits
+            for lengths in (split.source_lengths(), split.target_lengths())
+        )
+
 
 def open(folder: PathLike) -> Prepared:
     """Opens what `write` made.
@@ -244,11 +265,14 @@ def write(
     report = progress or (lambda line: None)
     num_threads = num_threads or os.cpu_count() or 1
 
-    corpora = {"train": corpus.read_corpora(train_source, train_target)}
     if (valid_source is None) != (valid_target is None):
         raise ValueError("`valid_source` and `valid_target` must be given together, or neither")
+    # The small one first: what is wrong with it is known at once.
+    corpora = {}
     if valid_source is not None and valid_target is not None:
+        collections.deque(corpus.read_pairs(valid_source, valid_target), maxlen=0)
         corpora["valid"] = corpus.read_corpora(valid_source, valid_target)
+    corpora["train"] = corpus.read_corpora(train_source, train_target)
     with corpus.whole_folder(output) as folder:
         if tokenizer_from is not None:
             both = _tokenizers_of(Path(tokenizer_from))
@@ -311,12 +335,14 @@ def _tokenizers_of(path: Path) -> tuple[Tokenizer, Tokenizer]:
     if path.suffix != ".keras":
         shared = tokenizers.SentencePieceTokenizer(path.read_bytes())
         return shared, shared
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"`tokenizer_from`: {path} is not a Keras file")
     names = {kind.asset_name for kind in tokenizers.KINDS.values()}
-    with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
-        assets = [name for name in archive.namelist() if name.split("/")[-1] in names]
-        archive.extractall(folder, assets)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                assets = [name for name in archive.namelist() if name.split("/")[-1] in names]
+                archive.extractall(folder, assets)
+        except zipfile.BadZipFile:
+            raise ValueError(f"`tokenizer_from`: {path} is damaged, or no Keras file") from None
         homes = {(Path(folder) / name).parent for name in assets}
         if len(homes) == 2:  # its folders `source` and `target`
             homes = {home.parent for home in homes}
@@ -449,7 +475,8 @@ def _write_meta(
     splits: dict[str, dict[str, Any]],
     limits: dict[str, float],
 ) -> None:
-    files = _sizes_and_hashes(folder)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = _sizes_and_hashes(folder, [path.relative_to(folder).as_posix() for path in paths])
     meta = {
         "format": FORMAT,
         "vocabulary_sizes": [one.vocabulary_size for one in both],
@@ -464,11 +491,9 @@ def _write_meta(
     (folder / "meta.json").write_text(text, encoding="utf-8")
 
 
-def _sizes_and_hashes(folder: Path) -> dict[str, dict[str, Any]]:
+def _sizes_and_hashes(folder: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     files = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        name = path.relative_to(folder).as_posix()
-        files[name] = {"bytes": path.stat().st_size, "sha256": digest}
+    for name in names:
+        path = folder / name
+        files[name] = {"bytes": path.stat().st_size, "sha256": corpus.sha256(path)}
     return files

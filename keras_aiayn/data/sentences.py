@@ -4,8 +4,10 @@ import re
 from collections.abc import Callable
 
 # The end of a sentence: its mark, what closes quotes and brackets, and the blanks behind. Chinese
-# and Japanese marks need no blank.
-_END = re.compile(r"(?:[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[”’」』）]*\s*)")
+# and Japanese marks need no blank. A run of marks is tried once, from its beginning, and never
+# given back: a line of 100,000 dots would take hours.
+_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+\s++|[。！？]++[”’」』）]*+\s*+")
+_ENDS_IN_A_MARK = re.compile(r"[.!?…][\"'”’»)\]]*$")
 
 
 def cut(text: str, longest: int, length: Callable[[str], int]) -> list[tuple[str, str]]:
@@ -37,5 +39,13 @@ def cut(text: str, longest: int, length: Callable[[str], int]) -> list[tuple[str
 
 
 def join(parts: list[tuple[str, str]]) -> str:
-    """The parts with the blanks between them."""
-    return "".join(part + blanks for part, blanks in parts)
+    """The parts with the blanks between them.
+
+    Behind a mark that wants a blank there is one: Chinese has none to hand on to English.
+    """
+    text = ""
+    for part, blanks in parts:
+        if text and not text[-1].isspace() and _ENDS_IN_A_MARK.search(text):
+            text += " "
+        text += part + blanks
+    return text

@@ -16,7 +16,8 @@ class SearchSettings:
         n_best: translations of each text, at most the beam size.
         max_extra_length: an output has at most this many tokens more than its input (50 in
             section 6.1), unless one of the two next is given.
-        max_length: most tokens of an output.
+        max_length: most tokens of an output. A forced prefix is not counted, here and in the
+            others.
         max_length_ratio: most tokens, as a multiple of the input's.
         min_length: least tokens of an output.
         min_length_ratio: least tokens, as a multiple of the input's.

@@ -7,7 +7,6 @@ written beside its place and moved there when whole.
 """
 
 import json
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from keras import ops
 from keras_aiayn.data import corpus
 
 POSITION = "position"
-# What a damaged file may raise on the way through zipfile and numpy.
-DAMAGE = (zipfile.BadZipFile, ValueError, KeyError, EOFError, OSError, NotImplementedError)
 
 
 def save(folder: Path, model: keras.Model, position: dict[str, Any]) -> Path:
@@ -94,25 +91,31 @@ def best(folder: Path, number: int) -> list[Path]:
 
     Of equal ones the earlier counts as better. `position["score"]` is what is compared.
     """
-    scores = {path: _position(path).get("score") for path in find(folder) if number}
+    scores = {path: read_position(path).get("score") for path in find(folder) if number}
     judged = [(-score, path) for path, score in scores.items() if score is not None]
     return sorted(path for _, path in sorted(judged)[:number])
 
 
 def prune(folder: Path, keep_last: int, keep_best: int = 0) -> None:
-    """Removes all checkpoints but the last and the best ones."""
-    kept = {*find(folder)[-keep_last:], *best(folder, keep_best)}
-    for path in find(folder):
+    """Removes all checkpoints but the last and the best ones.
+
+    Passing ones (`position["passing"]`: an interrupt made them) are no part of the count, and all
+    of them go but the newest of all checkpoints, to go on from.
+    """
+    paths = find(folder)
+    lasting = [path for path in paths if not read_position(path).get("passing")]
+    kept = {*lasting[-keep_last:], *best(folder, keep_best), *paths[-1:]}
+    for path in paths:
         if path not in kept:
             path.unlink()
 
 
-def _position(path: Path) -> dict[str, Any]:
+def read_position(path: Path) -> dict[str, Any]:
     """The position in a checkpoint; empty where that cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return json.loads(archive[POSITION].tobytes())
-    except DAMAGE:
+    except Exception:  # see `_read`
         return {}
 
 
@@ -158,5 +161,6 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except DAMAGE as error:
+    except Exception as error:
+        # One wrong bit in a zip file or in the header of an array may raise almost anything.
         raise ValueError(f"{path} is damaged and cannot be read ({error})") from None

@@ -28,6 +28,7 @@ import numpy as np
 
 from keras_aiayn.config import TrainingConfig, TransformerConfig
 from keras_aiayn.training.launch import end_with_the_launcher
+from keras_aiayn.training.memory import keep_freed_memory
 
 # Dropout of replica r draws from a seed this far from that of replica r - 1: torch's masks of
 # seeds one apart are the same, one step later.
@@ -317,6 +318,7 @@ def start(devices: int | None = None, *, model_parallel: int = 1) -> Devices:
     for name, number in (("devices", devices), ("model_parallel", model_parallel)):
         if number is not None and number < 1:
             raise ValueError(f"`{name}` must be at least 1. Received: {number}")
+    keep_freed_memory()  # which is too late once the backend has threads
     backend = keras.backend.backend()
     if backend == "jax":
         return _start_jax(devices, model_parallel)

@@ -22,7 +22,7 @@ from keras_aiayn.config import TrainingConfig, TransformerConfig
 from keras_aiayn.data import corpus
 from keras_aiayn.data import tokenizer as tokenizers
 from keras_aiayn.data.prepared import Prepared
-from keras_aiayn.training import checkpoint
+from keras_aiayn.training import checkpoint, report
 from keras_aiayn.transformer import Transformer
 from keras_aiayn.translator import Translator
 
@@ -32,24 +32,13 @@ Configs = tuple[TransformerConfig, TrainingConfig]
 MAY_CHANGE = ("package", "steps", "patience", "keep_last", "keep_best", "checkpoint_minutes")
 
 
-def open_folder(output: Path, data: Prepared, configs: Configs, resume: bool) -> None:
-    """Makes the folder of a new run, or compares a resumed one with how it was started."""
-    weights = configs[1].corpus_weights  # JSON has lists only
-    now = {
-        "package": importlib.metadata.version("keras-aiayn"),
-        "corpus": data.fingerprint,
-        "model": dataclasses.asdict(configs[0]),
-        "training": {**dataclasses.asdict(configs[1]), "corpus_weights": list(weights)},
-    }
-    path = output / "config.json"
+def check(output: Path, data: Prepared, configs: Configs, resume: bool) -> None:
+    """Refuses a folder that is in use, or a resume of a run that was started otherwise."""
     if not resume:
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             raise FileExistsError(f"{output} is not empty: name another output, or pass --resume")
-        with corpus.whole_folder(output) as folder:
-            tokenizers.save(data.source_tokenizer, data.target_tokenizer, folder)
-            (folder / path.name).write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
         return
-    then = _started_with(output)
+    then, now = _started_with(output), _started_now(data, configs)
     # A setting that is newer than the run stands at its default, which changes nothing.
     then["training"] = {**dataclasses.asdict(TrainingConfig()), **then["training"]}
     then["training"]["corpus_weights"] = list(then["training"]["corpus_weights"])
@@ -60,11 +49,32 @@ def open_folder(output: Path, data: Prepared, configs: Configs, resume: bool) ->
         )
 
 
+def create(output: Path, data: Prepared, configs: Configs) -> None:
+    """Makes the folder of a new run."""
+    text = json.dumps(_started_now(data, configs), indent=2) + "\n"
+    with corpus.whole_folder(output) as folder:
+        tokenizers.save(data.source_tokenizer, data.target_tokenizer, folder)
+        (folder / "config.json").write_text(text, encoding="utf-8")
+
+
+def _started_now(data: Prepared, configs: Configs) -> dict[str, Any]:
+    weights = configs[1].corpus_weights  # JSON has lists only
+    return {
+        "package": importlib.metadata.version("keras-aiayn"),
+        "corpus": data.fingerprint,
+        "model": dataclasses.asdict(configs[0]),
+        "training": {**dataclasses.asdict(configs[1]), "corpus_weights": list(weights)},
+    }
+
+
 def _started_with(folder: Path) -> dict[str, Any]:
     try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ValueError(f"{folder} is not the folder of a run: it has no config.json") from None
+        started = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if {"corpus", "model", "training"} <= started.keys():
+            return started
+    except (OSError, ValueError, AttributeError):
+        pass
+    raise ValueError(f"{folder} is not the folder of a run: it has no config.json of one")
 
 
 def _differences(then: Any, now: Any, name: str = "") -> list[str]:
@@ -79,26 +89,31 @@ def _differences(then: Any, now: Any, name: str = "") -> list[str]:
     return [] if then == now else [f"{name} was {then} and is {now}"]
 
 
-def truncate_log(path: Path, step: int) -> None:
+def truncate_log(path: Path, step: int, console: Console) -> None:
     """Drops what was logged after the checkpoint: it will be logged again, the same."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines()
+    records, torn = report.read_log(path)
+    if torn:
+        console.print(f"the last line of {path} was not finished and is dropped")
     with corpus.whole_file(path, "w") as stream:
-        for line in lines:
-            if json.loads(line)["step"] <= step:
-                stream.write(line + "\n")
+        for record in records:
+            if record["step"] <= step:
+                stream.write(json.dumps(record) + "\n")
 
 
 def last_whole(folder: Path, console: Console) -> str | None:
     """The name of the last whole checkpoint; says what is passed over."""
     for part in sorted(folder.glob("*.part")):
         console.print(f"{part} was not finished and is passed over")
+        part.unlink()
     for path in reversed(checkpoint.find(folder)):
         if checkpoint.whole(path):
             console.print(f"resuming from {path}")
             return path.name
-        console.print(f"warning: {path} is damaged and passed over")
+        # Under its name it would count among those that are kept.
+        aside = path.rename(path.with_suffix(".damaged"))
+        console.print(f"warning: {path} is damaged and passed over; it is now {aside.name}")
     console.print("there is no whole checkpoint yet: starting at step 0")
     return None
 

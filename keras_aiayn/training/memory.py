@@ -1,7 +1,13 @@
-"""Freed memory stays with the process, so that training on a CPU is spared its page faults."""
+"""Memory of a run: what it takes, and freed memory that stays with the process.
+
+The latter spares training on a CPU its page faults.
+"""
 
 import ctypes
 import os
+import sys
+
+import keras
 
 # Numbers of glibc's <malloc.h>.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
@@ -34,3 +40,38 @@ def keep_freed_memory() -> bool:
         M_ARENA_MAX: 1,
     }
     return all([mallopt(name, value) == 1 for name, value in settings.items()])
+
+
+def peak_memory() -> dict[str, float]:
+    """The most memory in MB that was held: by the process, and by its first accelerator.
+
+    Either is left out where nothing tells.
+    """
+    peaks = {"peak_memory_mb": _peak_of_process(), "peak_device_memory_mb": _peak_of_device()}
+    return {name: peak / 2**20 for name, peak in peaks.items() if peak}
+
+
+def _peak_of_process() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 2**10
+
+
+def _peak_of_device() -> int:
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    import tensorflow as tf
+
+    if not tf.config.list_logical_devices("GPU"):
+        return 0
+    return tf.config.experimental.get_memory_info("GPU:0")["peak"]

@@ -1,9 +1,9 @@
 """What a run says: on the screen, in `log.jsonl` and to TensorBoard."""
 
 import contextlib
+import importlib.util
 import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from keras_aiayn.config import TrainingConfig
 from keras_aiayn.data import batching
 from keras_aiayn.data.prepared import Prepared
 from keras_aiayn.training.distribution import Devices
+from keras_aiayn.training.memory import peak_memory
 from keras_aiayn.transformer import Transformer
 
 # What `log.jsonl` tells of a training token, from the metrics of `fit`.
 TOKEN_MEANS = ("token_loss", "nll", "token_accuracy")
+LARGEST_NLL = 700.0  # whose exponential is still a float
 COLLAPSED = (
     "warning: all translations of the validation are alike: the decoder says one sentence "
     "whatever it reads. Early in a run it may pass; if it stays, lower learning_rate_scale"
@@ -42,21 +44,43 @@ def training_record(position: dict[str, Any]) -> dict[str, float]:
     return {
         **{name: position[name] for name in names},
         **means,
-        "perplexity": math.exp(means["nll"]),
+        "perplexity": perplexity(means["nll"]),
         "source_tokens_per_second": sums["source"] / sums["seconds"],
         "target_tokens_per_second": sums["target"] / sums["seconds"],
-        **_peak_memory(),
+        **peak_memory(),
     }
 
 
-def _peak_memory() -> dict[str, float]:
-    """The most memory that the process has held, where the system tells."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return {}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"peak_memory_mb": peak / (2**20 if sys.platform == "darwin" else 2**10)}
+def perplexity(nll: float) -> float:
+    """Of a mean negative log-likelihood in nats; of a run that diverged a very large number."""
+    return math.exp(min(nll, LARGEST_NLL))
+
+
+def check_installed() -> None:
+    """Refuses a run that could not write its log."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ImportError("training needs TensorBoard: pip install 'keras-aiayn[train]'")
+
+
+def read_log(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The records of a `log.jsonl`, and whether its last line is torn: a full disk leaves one.
+
+    Raises:
+        ValueError: where another line is no record.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number == len(lines):
+                return records, True
+            record = None
+        if not isinstance(record, dict) or "step" not in record:
+            raise ValueError(f"{path}, line {number}, is no record of a run")
+        records.append(record)
+    return records, False
 
 
 def headline(

@@ -19,6 +19,11 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(self, hidden_dim, warmup_steps=4000, scale=1.0, accumulation=1):
+        if hidden_dim < 1 or warmup_steps < 1 or accumulation < 1:
+            raise ValueError(
+                "`hidden_dim`, `warmup_steps` and `accumulation` must be positive. Received: "
+                f"{hidden_dim}, {warmup_steps} and {accumulation}"
+            )
         self.hidden_dim = hidden_dim
         self.warmup_steps = warmup_steps
         self.scale = scale

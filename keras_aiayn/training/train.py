@@ -23,7 +23,6 @@ from keras_aiayn.training import checkpoint, distribution, folder, report, valid
 from keras_aiayn.training.distribution import Devices
 from keras_aiayn.training.folder import Configs
 from keras_aiayn.training.loss import LabelSmoothedCrossentropy
-from keras_aiayn.training.memory import keep_freed_memory
 from keras_aiayn.training.optimizer import adam
 from keras_aiayn.training.progress import StepProgress
 from keras_aiayn.training.remat import recompute_blocks
@@ -65,8 +64,7 @@ def run(
     resume: bool = False,
     init: Path | None = None,
     average: int = 1,
-    devices: int | None = None,
-    model_parallel: int = 1,
+    devices: Devices | None = None,
     console: Console | None = None,
 ) -> Translator:
     """Trains a translator.
@@ -78,8 +76,7 @@ def run(
         resume: whether to go on from the last whole checkpoint.
         init: a `.keras` whose weights to start from.
         average: how many of the last checkpoints the result is the mean of.
-        devices: of this machine, as `distribution.start` takes them; all by default.
-        model_parallel: devices that share the weights of one replica (JAX).
+        devices: what `distribution.start` took, before anything else was done; all by default.
         console: where the first process reports; standard error by default.
 
     Returns:
@@ -89,13 +86,12 @@ def run(
         ValueError: where the run cannot be as asked; nothing is written then.
     """
     model_config, config = configs
-    own = distribution.start(devices, model_parallel=model_parallel)
+    own = devices or distribution.start()
     console = console or Console(stderr=True)
     console.quiet = console.quiet or not own.is_first
-    own.first(lambda: _begin(output, data, configs, own, average, resume))
+    own.first(lambda: _check(output, data, configs, own, average, resume))
     report.warn(console, config)
 
-    keep_freed_memory()
     keras.utils.set_random_seed(config.seed)
     with own.scope():
         model, schedule, gradient_norm = _make(model_config, config)
@@ -105,6 +101,11 @@ def run(
     position = (_resume(output, model, own, console) if resume else None) or _beginning()
     own.share(model)
     plan = _plan(data, config, position["epoch"])
+    if not resume:  # all that can be refused has been
+        own.first(lambda: folder.create(output, data, configs))
+    if init is not None and position == _beginning():
+        # A run that is killed before its first update must not go on from random weights.
+        own.first(lambda: folder.save(output, model, position | {"passing": True}, config))
     console.print(report.headline(data, model, config, plan, _weighted(data, config), own))
 
     progress = StepProgress(
@@ -119,25 +120,32 @@ def run(
     with report.writer(output, own) as write, progress, _stopping_on_interrupt(progress):
 
         def validated(position: dict[str, Any]) -> dict[str, Any]:
+            skipped = _skipped(model, position)
             record = {
                 **report.training_record(position),
                 "gradient_norm": float(ops.convert_to_numpy(gradient_norm)),
-                "learning_rate": float(schedule(_micro(position["step"], config))),
+                "learning_rate": float(schedule(_micro(position["step"] - skipped, config))),
+                **({"skipped_updates": skipped} if skipped else {}),
                 **validation.validate(data, translator, config, own),
             }
             own.first(functools.partial(write, record))
             console.print(report.line(record))
             return _judge(position, record, config)
 
+        def saved(position: dict[str, Any]) -> None:
+            own.first(functools.partial(folder.save, output, model, position, config))
+            progress.checkpoint_was_saved()
+
         if _validation_is_due(position, config):  # an interrupt came between it and its update
             position = validated(position)
+            saved(position)
         while not _is_over(position, config):
-            data.check_unchanged()
             if plan.epoch != position["epoch"]:
                 plan = _plan(data, config, position["epoch"])
             updates = _updates_ahead(position, plan, config)
             segment = range(position["batch"], position["batch"] + updates)
             means, seconds = _fit(model, data, plan, segment, config, progress, own)
+            data.check_unchanged()
             _check_finite(means, position["step"], progress.step, output)
             done = range(segment.start, segment.start + progress.step - position["step"])
             real_share = plan.real_share(config.accumulation * own.replicas)
@@ -147,20 +155,21 @@ def run(
             validates = _validation_is_due(position, config) and not stopped
             if validates:
                 position = validated(position)
-            if (
-                stopped
-                or time_is_up
+            regular = (
+                time_is_up
                 or _is_over(position, config)
                 or _due(position["step"], config.checkpoint_every)
-                or (validates and config.best_kept)
-            ):
-                own.first(functools.partial(folder.save, output, model, position, config))
-                progress.checkpoint_was_saved()
+            )
+            if regular or stopped or (validates and config.best_kept):
+                # What an interrupt alone makes must not count among the last ones for good.
+                saved(position | {"passing": stopped and not regular})
             if stopped:
                 console.print(f"stopped at step {position['step']:,}; go on with --resume")
                 raise KeyboardInterrupt
 
     names = own.first(lambda: folder.chosen(output / "checkpoints", config, average))
+    if len(names) < average > 1:
+        console.print(f"warning: the run has {len(names)} checkpoints, and not {average}")
     if names:
         checkpoint.average([output / "checkpoints" / name for name in names], model)
         scores = validation.validate(data, translator, config, own)
@@ -179,6 +188,7 @@ def _beginning() -> dict[str, Any]:
         "epoch": 0,
         "batch": 0,
         "seconds": 0.0,
+        "passing": False,  # whether its checkpoint goes when the next is saved
         "sums": {},  # since the last validation
         "best": {},  # of each measure, over all validations
         "validations_since_best": 0,
@@ -195,16 +205,23 @@ def _make(
     return model, *_compile(model, model_config, config)
 
 
-def _begin(
+def _check(
     output: Path, data: Prepared, configs: Configs, own: Devices, average: int, resume: bool
 ) -> None:
-    """Refuses what cannot be, and opens the folder of the run."""
-    _check(data, configs, average)
+    """Refuses what cannot be."""
+    report.check_installed()
+    if data.valid is not None:
+        validation.check_installed()
+    _check_corpus(data, configs)
+    _check_average(configs[1], average)
     own.check(*configs)
-    folder.open_folder(output, data, configs, resume)
+    folder.check(output, data, configs, resume)
+    if resume:
+        data.check_contents()
 
 
-def _check(data: Prepared, configs: Configs, average: int) -> None:
+def _check_corpus(data: Prepared, configs: Configs) -> None:
+    """Refuses what the corpus does not allow."""
     model_config, config = configs
     sizes = (data.source_tokenizer.vocabulary_size, data.target_tokenizer.vocabulary_size)
     model_sizes = (
@@ -222,17 +239,34 @@ def _check(data: Prepared, configs: Configs, average: int) -> None:
             f"`corpus_weights` must have one for each pair of training files that was prepared, "
             f"{corpora}. Received: {len(weights)}"
         )
-    kept = min(config.keep_last, config.steps // config.checkpoint_every)
-    if average > max(1, kept):
+    if model_config.max_length is not None and data.longest() > model_config.max_length:
         raise ValueError(
-            f"an average of {average} checkpoints needs as many to be kept. Received: "
-            f"keep_last={config.keep_last}, steps={config.steps}, "
-            f"checkpoint_every={config.checkpoint_every}, which keep {kept}"
+            f"the corpus has a text of {data.longest()} tokens, and `max_length` of the model is "
+            f"{model_config.max_length}: prepare with --max-length, or learn more positions"
+        )
+    if model_config.dtype == "mixed_float16" and config.accumulation > 1:
+        raise ValueError(
+            "float16 leaves out a part whose gradient is not finite, and an update of "
+            "accumulated parts would be torn: use dtype=mixed_bfloat16, or accumulation=1"
         )
     if data.valid is None and config.best_kept:
         raise ValueError(
             "`patience` and `keep_best` compare validations, and the corpus was prepared without "
             f"any. Received: patience={config.patience}, keep_best={config.keep_best}"
+        )
+
+
+def _check_average(config: TrainingConfig, average: int) -> None:
+    """Refuses an average of more checkpoints than will be there."""
+    every = config.checkpoint_every
+    if config.checkpoint_minutes or not every:
+        kept = config.keep_last  # how many there will be is not known
+    else:
+        kept = min(config.keep_last, -(-config.steps // every))
+    if not 1 <= average <= kept:
+        raise ValueError(
+            f"an average is of 1 to {kept} checkpoints here. Received: average={average}, "
+            f"keep_last={config.keep_last}, steps={config.steps}, checkpoint_every={every}"
         )
 
 
@@ -247,6 +281,9 @@ def _compile(
         config.accumulation,
     )
     optimizer, gradient_norm = adam(schedule, config)
+    if model_config.dtype == "mixed_float16":
+        # Keras does so by the policy of the model itself, which is that of its layers only here.
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     model.compile(optimizer=optimizer, loss=LabelSmoothedCrossentropy(config.label_smoothing))
     # Unbuilt, it would make its variables inside TensorFlow's graph, which is then traced twice.
     model.optimizer.build(model.trainable_variables)
@@ -256,6 +293,11 @@ def _compile(
 def _micro(step: int, config: TrainingConfig) -> int:
     """The micro-step by which the optimizer asks for the rate of update `step`, from 1."""
     return max(0, step - 1) * config.accumulation
+
+
+def _skipped(model: Transformer, position: dict[str, Any]) -> int:
+    """Updates that float16 left out because a gradient was not finite."""
+    return position["step"] - int(ops.convert_to_numpy(model.optimizer.iterations))
 
 
 def _warm_start(model: Transformer, path: Path, data: Prepared) -> None:
@@ -280,9 +322,10 @@ def _resume(
     """Loads the last whole checkpoint, if there is one, and cuts what was logged after it."""
     name = own.first(lambda: folder.last_whole(output / "checkpoints", console))
     position = checkpoint.load(output / "checkpoints" / name, model) if name else None
-    step = position["step"] if position else 0
-    own.first(lambda: folder.truncate_log(output / "log.jsonl", step))
-    return position
+    # What is still summed up has not been logged: a line of that step is of an undone validation.
+    step = 0 if position is None else position["step"] - bool(position["sums"])
+    own.first(lambda: folder.truncate_log(output / "log.jsonl", step, console))
+    return None if position is None else _beginning() | position
 
 
 def _plan(data: Prepared, config: TrainingConfig, epoch: int) -> batching.BatchPlan:
@@ -392,6 +435,7 @@ def _advance(
         "sums": {name: position["sums"].get(name, 0) + value for name, value in added.items()},
         "real_share": real_share,
         "shapes": len(plan.shapes),
+        "passing": False,
         "score": None,  # no validation was made of these weights
     }
 

@@ -1,6 +1,8 @@
 r"""The line rules: only \n ends a record, files are aligned, outputs are whole."""
 
 import io
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -172,6 +174,37 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
         (folder / "inner" / "file").write_text("whole")
     assert [file.name for file in path.iterdir()] == ["inner"]
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("way", ["link", "here"])
+def test_an_empty_folder_is_filled_where_it_stands(tmp_path, monkeypatch, way):
+    home = tmp_path / "home"
+    home.mkdir()
+    inode = home.stat().st_ino
+    (home / ".part").mkdir()  # as a killed run leaves it
+    (home / ".part" / "old").write_text("old")
+    if way == "link":
+        path = tmp_path / "link"
+        path.symlink_to(home)
+    else:
+        monkeypatch.chdir(home)
+        path = Path(".")
+    with pytest.raises(KeyboardInterrupt):
+        with corpus.whole_folder(path) as folder:
+            (folder / "meta.json").write_text("half")
+            raise KeyboardInterrupt
+    assert not list(home.iterdir())
+    with corpus.whole_folder(path) as folder:
+        (folder / "meta.json").write_text("{}")
+        (folder / "inner").mkdir()
+    assert sorted(entry.name for entry in home.iterdir()) == ["inner", "meta.json"]
+    assert home.stat().st_ino == inode  # a mounted folder can be neither moved nor removed
+
+
+def test_a_pipe_is_no_corpus(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe is no file on disk"):
+        corpus.read_corpora(tmp_path / "pipe", tmp_path / "pipe")
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):

@@ -218,7 +218,7 @@ def test_tokenizers_that_are_not_there_are_missed(tmp_path, train):
         archive.writestr("config.json", "{}")
     for name, error, message in [
         ("nowhere", FileNotFoundError, "there is no file or folder"),
-        ("text.keras", ValueError, "is not a Keras file"),
+        ("text.keras", ValueError, "is damaged, or no Keras file"),
         ("bare.keras", ValueError, "there is no tokenizer in"),
         ("train.en", ValueError, "is not a SentencePiece model"),
     ]:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -81,6 +83,38 @@ def log(output):
 
 
 @pytest.mark.slow
+def test_kills_at_random_moments_change_nothing(letters, tmp_path):
+    began = time.monotonic()
+    run(letters, tmp_path / "whole")
+    longest = time.monotonic() - began
+    seed = random.SystemRandom().randrange(10**6)
+    generator = random.Random(seed)
+    moments = [generator.uniform(0.2, 0.9) * longest for _ in range(3)]
+    command = [sys.executable, "-c", DRIVER, str(letters), str(tmp_path / "killed"), "never"]
+    for moment in moments:
+        running = subprocess.Popen([*command, *SETTINGS], stderr=subprocess.DEVNULL)
+        time.sleep(moment)
+        running.kill()
+        running.wait()
+    run(letters, tmp_path / "killed")
+    assert_same(tmp_path / "killed", tmp_path / "whole", f"seed {seed}, killed after {moments} s")
+
+
+def assert_same(output, whole, where=""):
+    """Weights, optimizer, random states, position and log are the same, times aside."""
+    arrays, position = last_state(output)
+    expected, expected_position = last_state(whole)
+    assert position == expected_position and position["step"] == STEPS, where
+    assert arrays.keys() == expected.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=f"{name}, {where}")
+    assert log(output) == log(whole), where
+    assert [line["step"] for line in log(whole)] == [6, STEPS]
+    names = [sorted(path.name for path in (o / "checkpoints").iterdir()) for o in (whole, output)]
+    assert names[0] == names[1], where
+
+
+@pytest.mark.slow
 def test_three_kills_and_more_change_nothing(letters, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(letters, whole)
@@ -95,12 +129,4 @@ def test_three_kills_and_more_change_nothing(letters, tmp_path):
     assert "step-00000006.npz.part was not finished" in said and "step-00000004.npz" in said
     assert "step-00000008.npz" in run(letters, killed)
 
-    arrays, position = last_state(killed)
-    expected, expected_position = last_state(whole)
-    assert position == expected_position and position["step"] == STEPS
-    assert arrays.keys() == expected.keys()
-    for name, array in arrays.items():
-        np.testing.assert_array_equal(array, expected[name], err_msg=name)
-    assert log(killed) == log(whole) and [line["step"] for line in log(whole)] == [6, STEPS]
-    names = [sorted(path.name for path in (o / "checkpoints").iterdir()) for o in (whole, killed)]
-    assert names[0] == names[1]
+    assert_same(killed, whole)

@@ -84,3 +84,9 @@ def test_config_makes_the_same_schedule_again():
     assert again._learning_rate.get_config() == schedule.get_config()
     written = keras.saving.serialize_keras_object(schedule)
     assert written["registered_name"] == "keras_aiayn>NoamSchedule"
+
+
+@pytest.mark.parametrize("wrong", [{"hidden_dim": 0}, {"hidden_dim": 8, "warmup_steps": 0}])
+def test_a_schedule_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ValueError, match="must be positive"):
+        NoamSchedule(**wrong)
