@@ -11,7 +11,7 @@ pytestmark = pytest.mark.backend_free
 
 
 def write(folder, step, **position):
-    arrays = {f"model/{i:04d}": np.full((3, i + 1), step, "float32") for i in range(3)}
+    arrays = {f"model/{i:04d}": np.full((300, i + 1), step, "float32") for i in range(3)}
     text = json.dumps({"step": step, **position}).encode()
     path = folder / f"step-{step:08d}.npz"
     np.savez(path, **arrays, **{checkpoint.POSITION: np.frombuffer(text, "uint8")})
