@@ -439,20 +439,46 @@ def evaluate(
 def export(
     model: Model,
     output: Annotated[Path, typer.Option(help="A new folder.")],
-    file_format: Annotated[str, typer.Option("--format", help="ctranslate2.")] = "ctranslate2",
+    file_format: Annotated[
+        str, typer.Option("--format", help="ctranslate2 or saved_model.")
+    ] = "ctranslate2",
     quantization: Annotated[
-        str, typer.Option(help="Of the weights: float32, int8, int8_float16 and others.")
-    ] = "float32",
+        str | None,
+        typer.Option(help="Of CTranslate2's weights: float32, int8, int8_float16 and others."),
+    ] = None,
+    beam: Annotated[int | None, typer.Option(help="Of saved_model: beams; 1 is greedy.")] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Of saved_model: alpha of section 6.1.")
+    ] = None,
     backend: Backend = None,
 ) -> None:
     """Write a model in the format of another engine."""
-    if file_format != "ctranslate2":
-        raise ValueError(f"`--format` must be ctranslate2. Received: {file_format!r}")
-    _start_backend(backend)
-    from keras_aiayn.interop import ctranslate2
+    if file_format == "ctranslate2":
+        _refuse_options(file_format, {"--beam": beam, "--length-penalty": length_penalty})
+        _start_backend(backend)
+        from keras_aiayn.interop import ctranslate2
 
-    ctranslate2.export(_load(model), output, quantization)
+        ctranslate2.export(_load(model), output, quantization or "float32")
+    elif file_format == "saved_model":
+        _refuse_options(file_format, {"--quantization": quantization})
+        _start_backend(backend or os.environ.get("KERAS_BACKEND") or "tensorflow")
+        from keras_aiayn.interop import saved_model
+
+        translator = _load(model)
+        with _without_noise():  # SentencePiece in the graph reports how it normalises
+            saved_model.export(translator, output, beam_size=beam, length_penalty=length_penalty)
+    else:
+        raise ValueError(
+            f"`--format` must be ctranslate2 or saved_model. Received: {file_format!r}"
+        )
     _say(f"exported: {output}")
+
+
+def _refuse_options(file_format: str, options: dict[str, Any]) -> None:
+    """Refuses what another format would understand."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"`{name}` is nothing that `--format {file_format}` takes")
 
 
 @app.command()

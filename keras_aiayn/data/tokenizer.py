@@ -243,8 +243,7 @@ class SentencePieceTokenizer(_KeptInItsAsset):
         Raises:
             ImportError: If TensorFlow Text is missing.
         """
-        tensorflow_text = _import_tensorflow_text()
-        return tensorflow_text.SentencepieceTokenizer(model=self.proto)
+        return _sentencepiece_in_graph(self.proto)
 
     def save_assets(self, folder: str | os.PathLike[str]) -> None:
         """Writes `tokenizer.model`, which every SentencePiece library reads, into a folder."""
@@ -330,7 +329,8 @@ class _BytesInGraph:
         tf = import_tensorflow()
 
         def ids(letters: Any) -> Any:
-            return len(SPECIAL_IDS) + tf.cast(tf.io.decode_raw(letters, tf.uint8)[:, 0], tf.int32)
+            numbers = tf.reshape(tf.io.decode_raw(letters, tf.uint8), [-1])  # there may be none
+            return len(SPECIAL_IDS) + tf.cast(numbers, tf.int32)
 
         return tf.ragged.map_flat_values(ids, tf.strings.bytes_split(texts))
 
@@ -541,8 +541,8 @@ class MarianTokenizer(_KeptInItsAsset):
         )
 
     def in_graph(self) -> Any:
-        """The same tokenizer on TensorFlow tensors, but for language codes."""
-        return _MarianInGraph(self.proto, self.vocabulary)
+        """The same tokenizer on TensorFlow tensors, with `tokenize` and `detokenize`."""
+        return _marian_in_graph(self.proto, self.vocabulary)
 
     def save_assets(self, folder: str | os.PathLike[str]) -> None:
         """Writes `marian.json` into a folder."""
@@ -564,26 +564,40 @@ class MarianTokenizer(_KeptInItsAsset):
         self._use(state["proto"], state["vocabulary"])
 
 
-class _MarianInGraph:
-    def __init__(self, proto: bytes, vocabulary: Sequence[str]):
-        tensorflow_text = _import_tensorflow_text()
-        tf = import_tensorflow()
-        self._pieces = tensorflow_text.SentencepieceTokenizer(model=proto, out_type=tf.string)
-        ids = tf.lookup.KeyValueTensorInitializer(list(vocabulary), tf.range(len(vocabulary)))
-        self._ids = tf.lookup.StaticHashTable(ids, UNK)
-        self._vocabulary = tf.constant(list(vocabulary))
+def _marian_in_graph(proto: bytes, vocabulary: Sequence[str]) -> Any:
+    tf = import_tensorflow()
 
-    def tokenize(self, texts: Any) -> Any:
-        """Strings to ragged ids."""
-        pieces = self._pieces.tokenize(texts)
-        return pieces.with_flat_values(self._ids.lookup(pieces.flat_values))
+    # A module, so that a SavedModel finds the table.
+    class InGraph(tf.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self._pieces = _sentencepiece_in_graph(proto, out_type=tf.string)
+            ids = tf.lookup.KeyValueTensorInitializer(list(vocabulary), tf.range(len(vocabulary)))
+            self._ids = tf.lookup.StaticHashTable(ids, UNK)
+            self._vocabulary = tf.constant(list(vocabulary))
 
-    def detokenize(self, ids: Any) -> Any:
-        """Ragged ids to strings."""
-        tf = import_tensorflow()
-        return self._pieces.detokenize(
-            ids.with_flat_values(tf.gather(self._vocabulary, ids.flat_values))
-        )
+        def tokenize(self, texts: Any) -> Any:
+            """Strings to ragged ids."""
+            codes, texts = self._cut(texts)
+            pieces = self._pieces.tokenize(texts)
+            ids = pieces.with_flat_values(self._ids.lookup(pieces.flat_values))
+            return tf.concat([codes, ids], axis=1)
+
+        def _cut(self, texts: Any) -> Any:
+            """Each text's language code, where the vocabulary has it, and the rest."""
+            begin = tf.strings.regex_replace(texts, r"(?s)\A(>>.*?<<)?.*\z", r"\1")
+            code = self._ids.lookup(begin)
+            known = code != UNK
+            codes = tf.ragged.boolean_mask(code[:, tf.newaxis], known[:, tf.newaxis])
+            start = tf.where(known, tf.strings.length(begin), 0)
+            return codes, tf.strings.substr(texts, start, tf.strings.length(texts))
+
+        def detokenize(self, ids: Any) -> Any:
+            """Ragged ids to strings."""
+            pieces = tf.gather(self._vocabulary, ids.flat_values)
+            return self._pieces.detokenize(ids.with_flat_values(pieces))
+
+    return InGraph()
 
 
 KINDS: dict[str, type[Tokenizer]] = {
@@ -689,6 +703,12 @@ def _sentencepiece_processor(proto: bytes) -> Any:
             f"Received: {ids}"
         )
     return processor
+
+
+def _sentencepiece_in_graph(proto: bytes, **options: Any) -> Any:
+    """Named by its model: a SavedModel takes two of TensorFlow Text's of one name for the same."""
+    name = f"sentencepiece_{hashlib.sha256(proto).hexdigest()[:16]}"
+    return _import_tensorflow_text().SentencepieceTokenizer(model=proto, name=name, **options)
 
 
 def _what_learning_needs(error: str, vocabulary_size: int) -> str:

@@ -95,9 +95,8 @@ class TransformerDecoderBlock(TransformerEncoderBlock):
             query = self.self_attention.project_query(x)
             keys, values = self.self_attention.project_keys(x)
             if cache is not None:
-                start = (0, 0, cache_index, 0)
-                keys = ops.slice_update(cache["self_key"], start, keys)
-                values = ops.slice_update(cache["self_value"], start, values)
+                keys = _write(cache["self_key"], keys, cache_index)
+                values = _write(cache["self_value"], values, cache_index)
                 cache = cache | {"self_key": keys, "self_value": values}
             output, scores["self"] = self.self_attention.attend(
                 query,
@@ -135,3 +134,17 @@ class TransformerDecoderBlock(TransformerEncoderBlock):
     def get_config(self):
         """The constructor's arguments."""
         return {**super().get_config(), "cross_attention": self.has_cross_attention}
+
+
+def _write(cache, rows, index):
+    """Puts rows (B, H, T, D) into a cache (B, H, L, D), from row `index` on."""
+    if keras.backend.backend() != "tensorflow":
+        return ops.slice_update(cache, (0, 0, index, 0), rows)
+    # There `slice_update` is an operation of XLA, which is compiled again for every shape, and
+    # which not everything that runs a graph has.
+    batch, heads, length, width = ops.shape(cache)
+    first = ops.arange(batch * heads, dtype="int32") * length + index
+    places = ops.expand_dims(first, 1) + ops.arange(ops.shape(rows)[2], dtype="int32")
+    places, rows = ops.reshape(places, (-1, 1)), ops.reshape(rows, (-1, width))
+    written = ops.scatter_update(ops.reshape(cache, (-1, width)), places, rows)
+    return ops.reshape(written, (batch, heads, length, width))
