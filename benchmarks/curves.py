@@ -122,11 +122,10 @@ def draw(axis: Any, curves: dict[str, Curve], xlabel: str, ylabel: str = "") -> 
 
 
 def _label_sizes(axis: Any, sizes: list[float]) -> None:
-    """Labels every size, or every other one where there is no room for all."""
-    shown = sizes[:: -(-len(sizes) // 5)]
-    axis.set_xticks(
-        shown, [f"{size / 1000:g}k" if size >= 10_000 else f"{size:g}" for size in shown]
-    )
+    """Labels the largest size, and of the others as many as there is room for."""
+    shown = sizes[:: -(len(sizes) // 5 + 1)]
+    names = [f"{size:g}" if size % 1000 else f"{size / 1000:g}k" for size in shown]
+    axis.set_xticks(shown, names)
     axis.set_xticks([], minor=True)
     axis.tick_params(labelsize=8.5)
 

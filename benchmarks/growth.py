@@ -266,7 +266,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         options.folder = Path(folder)
         grown = as_curves(measured(options), options)
-    draw(grown, f"How time and memory grow, on {options.backend}: exponent (expected)", picture)
+    draw(
+        grown,
+        f"How time and memory grow, on {options.backend}: exponents measured (expected)",
+        picture,
+    )
     header = ["what grows", "of", "range", "exponent of time (expected)",
               "exponent of memory (expected)", "s at the largest", "MB at the largest"]  # fmt: skip
     text = f"{workers.table(header, rows(grown))}\n\n![growth](../docs/growth.png)"

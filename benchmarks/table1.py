@@ -40,7 +40,7 @@ class Settings(NamedTuple):
 
 
 FULL = Settings([128, 256, 512, 1_024, 2_048, 4_096], [64, 128, 256, 512, 1_024], 512, 256, 4, 32,
-                [64, 128, 256, 512])  # fmt: skip
+                [16, 32, 64, 128, 256, 512, 1_024])  # fmt: skip
 QUICK = Settings([32, 64, 128], [16, 32, 64], 32, 16, 1, 8, [16, 32, 64])
 
 
@@ -202,6 +202,7 @@ class Row(NamedTuple):
     exponents: tuple[str, str]  # of n and of d
     operations: str
     path: str
+    path_exponent: str  # of n
     readers: Callable
 
 
@@ -210,10 +211,10 @@ def table_1(radius: int) -> dict[str, Row]:
     convolution = readers_of_convolution(dilated=True)
     restricted = readers_of_restricted(radius)
     return {
-        "self-attention": Row("n² d", ("2", "1"), "1", "1", readers_of_attention),
-        "recurrent": Row("n d²", ("1", "2"), "n", "n", readers_of_recurrence),
-        "convolution": Row("k n d²", ("1", "2"), "1", "log_k n", convolution),
-        "restricted": Row("r n d", ("1", "1"), "1", "n / r", restricted),
+        "self-attention": Row("n² d", ("2", "1"), "1", "1", "0", readers_of_attention),
+        "recurrent": Row("n d²", ("1", "2"), "n", "n", "1", readers_of_recurrence),
+        "convolution": Row("k n d²", ("1", "2"), "1", "log_k n", "log", convolution),
+        "restricted": Row("r n d", ("1", "1"), "1", "n / r", "1", restricted),
     }
 
 
@@ -232,7 +233,7 @@ def measured(paper: dict[str, Row], settings: Settings, rounds: int) -> list[dic
             row.exponents[1],
         )
         steps = [path_length(row.readers, n) for n in settings.counted]
-        paths[name] = curves.Curve(settings.counted, steps, row.path)
+        paths[name] = curves.Curve(settings.counted, steps, row.path_exponent)
         print(f"measured: {name}", flush=True)
     return [by_length, by_width, paths]
 
@@ -243,7 +244,7 @@ def draw(found: list[dict], settings: Settings, title: str, picture: Path) -> No
     by_length, by_width, paths = drawn.subplots(1, 3)
     curves.draw(by_length, found[0], f"length n, at d = {settings.width}", "time, s")
     curves.draw(by_width, found[1], f"width d, at n = {settings.length}", "time, s")
-    curves.draw(paths, found[2], "length n", "steps of the longest path, counted")
+    curves.draw(paths, found[2], "length n", "longest path, counted")
     curves.save(drawn, picture)
 
 
@@ -273,7 +274,7 @@ def main() -> None:
     paper = table_1(settings.radius)
     found = measured(paper, settings, options.rounds)
     backend = keras.backend.backend()
-    draw(found, settings, f"Table 1, on {backend}: exponent measured (paper's)", picture)
+    draw(found, settings, f"Table 1, on {backend}: exponents measured (paper's)", picture)
     length = settings.counted[-1]
     header = ["layer", "complexity", "exponent of n (paper)", "of d (paper)",
               "sequential operations", f"counted at n = {length}", "path length",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from keras_aiayn import LabelSmoothedCrossentropy, TransformerConfig
+from keras_aiayn.layers import attention
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ROWS, SOURCE, TARGET = 3, 5, 4
@@ -54,6 +55,19 @@ def test_operations_are_those_that_torch_counts(benchmark, small):
         model.train_step((inputs, target))
     counted = benchmark("accelerator").flops(small, ROWS, SOURCE, TARGET)
     assert counter.get_total_flops() == counted
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="only torch has a kernel on a CPU")
+def test_attentions_of_the_kernel_are_counted(benchmark, monkeypatch, small):
+    accelerator = benchmark("accelerator")
+    model = small.build(seed=1)
+    model.compile(keras.optimizers.Adam(1e-4), LabelSmoothedCrossentropy())
+    model.optimizer.build(model.trainable_variables)
+    batch = accelerator.made_batch(30, 8, 4, seed=0)
+    assert accelerator.fused_attentions(model, batch) == {}
+    monkeypatch.setattr(attention, "prefers_fused_attention", lambda query, value: True)
+    (count,) = accelerator.fused_attentions(model, batch).values()
+    assert count == 3 * small.num_layers
 
 
 @pytest.mark.backend_free
