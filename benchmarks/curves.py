@@ -137,7 +137,8 @@ def _label_values(axis: Any, values: list[float]) -> None:
     low, high = min(values), max(values)
     decades = max(1.0, math.log10(high / low))
     axis.set_ylim(low / 10 ** (0.1 * decades), high * 10 ** (0.45 * decades))
-    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0) if decades < 2 else (1.0,)))
+    subs = (1.0, 2.0, 5.0) if decades < 1.2 else (1.0, 3.0) if decades < 2 else (1.0,)
+    axis.yaxis.set_major_locator(LogLocator(subs=subs))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_locator(NullLocator())
 
