@@ -98,10 +98,18 @@ def machine() -> str:
     return f"{cores} {kind} cores, {datetime.date.today()}"
 
 
-def write_section(title: str, text: str) -> None:
-    """Prints a section and puts it in RESULTS.md, in place of an earlier one of that title."""
+def write_section(title: str, text: str, keep: bool = True) -> None:
+    """Prints a section and puts it in RESULTS.md, in place of an earlier one of that title.
+
+    Args:
+        title: of the section.
+        text: below it.
+        keep: whether it is a result; a trial at toy sizes is printed only.
+    """
     body = f"## {title}\n\n`{command()}`; {machine()}\n\n{text.strip()}\n"
     print(body)
+    if not keep:
+        return
     before = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# Results\n"
     head, *sections = before.split("\n## ")
     kept = [section for section in sections if section.split("\n", 1)[0] != title]
