@@ -228,6 +228,10 @@ class Transformer(keras.Model):
         if getattr(self, "token_metrics", None) is not None:
             self._tracker.untrack(self.token_metrics)  # or they would be reported for ever
         self.token_metrics: Any = self.loss.metrics() if hasattr(self.loss, "statistics") else None
+        if self.token_metrics is not None:
+            # `compute_loss` does without. Never called, it would be built at the beginning of each
+            # `fit`, for which Keras traces the whole model.
+            self._compile_loss = None
 
     def get_compile_config(self):
         """As Keras does, but for any backend: Keras writes down what suits the present one.

@@ -56,6 +56,9 @@ def fused_attention(query, key, value, mask=None):
     if mask is not None:
         check_mask(mask)
         mask = ops.expand_dims(mask, axis=1)  # (B, 1, T, S)
+        # One row for all queries is nothing that JAX's kernel for GPUs takes.
+        batch, _, length, _ = ops.shape(query)
+        mask = ops.broadcast_to(mask, (batch, 1, length, ops.shape(key)[2]))
     query, key, value = (ops.swapaxes(x, 1, 2) for x in (query, key, value))
     return ops.swapaxes(ops.dot_product_attention(query, key, value, mask=mask), 1, 2)
 

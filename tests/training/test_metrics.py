@@ -55,6 +55,25 @@ def test_are_means_over_all_real_tokens_however_they_were_batched():
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_second_fit_traces_the_model_no_more(monkeypatch):
+    model = Transformer(V, num_layers=1, hidden_dim=8, intermediate_dim=8, num_heads=2)
+    model.compile(keras.optimizers.SGD(), LabelSmoothedCrossentropy(EPS))
+    model.optimizer.build(model.trainable_variables)
+    inputs = {"encoder_token_ids": TARGETS, "decoder_token_ids": TARGETS}
+    model.fit(inputs, TARGETS, batch_size=len(TARGETS), verbose=0)
+    losses = []
+    own = Transformer.compute_loss
+
+    def counted(*arguments, **keywords):
+        losses.append(1)
+        return own(*arguments, **keywords)
+
+    monkeypatch.setattr(Transformer, "compute_loss", counted)
+    model.fit(inputs, TARGETS, batch_size=len(TARGETS), verbose=0)
+    # The one step itself, and nothing where it is compiled already.
+    assert len(losses) == (keras.backend.backend() == "torch")
+
+
 def test_weights_of_the_loss_do_not_weigh_the_metrics():
     metrics, targets = TokenMetrics(EPS), BATCHES[0]
     logits = some_logits(targets)
