@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from keras_aiayn.decoding.compiled import takes_any_shape
 from keras_aiayn.decoding.settings import SearchSettings
 from keras_aiayn.special_ids import EOS, PAD
 
@@ -12,7 +13,9 @@ WIDTHS = sorted({2**i for i in range(3, 18)} | {3 * 2**i for i in range(2, 16)})
 
 
 def padded_width(length: int) -> int:
-    """The width that a row of so many tokens is padded to."""
+    """The width that a row of so many tokens is padded to: its own, where a shape costs nothing."""
+    if takes_any_shape():
+        return length
     longest = WIDTHS[-1]
     return next((width for width in WIDTHS if width >= length), -(-length // longest) * longest)
 
@@ -34,7 +37,8 @@ def like_length(
         rows = max(1, tokens_per_batch // width)
         indices = order[start : start + rows]
         # A rest is padded to a power of two, so that few sizes are ever compiled.
-        yield indices, width, min(rows, 1 << (len(indices) - 1).bit_length())
+        padded = len(indices) if takes_any_shape() else 1 << (len(indices) - 1).bit_length()
+        yield indices, width, min(rows, padded)
         start += rows
 
 

@@ -1,8 +1,8 @@
-"""One compiled function per shape, and the search of a Transformer.
+"""Compiled functions, and the search of a Transformer.
 
-JAX and TensorFlow keep one program per static shape themselves: what matters is that there is one
-function object for each model and setting, and not a new one for each call. On torch nothing is
-compiled.
+JAX, and TensorFlow for an accelerator, keep one program per static shape themselves: what matters
+is that there is one function object for each model and setting, and not a new one for each call.
+On a CPU one graph of TensorFlow takes every shape. On torch nothing is compiled.
 """
 
 import functools
@@ -35,7 +35,15 @@ def has_accelerator() -> bool:
     return bool(tf.config.list_logical_devices("GPU"))
 
 
-def compiled(models: keras.Layer | Sequence[keras.Layer], function: Callable) -> Callable:
+def takes_any_shape() -> bool:
+    """Whether a new shape costs nothing: then there is no reason to pad to few of them."""
+    backend = keras.backend.backend()
+    return backend == "torch" or (backend == "tensorflow" and not has_accelerator())
+
+
+def compiled(
+    models: keras.Layer | Sequence[keras.Layer], function: Callable, *, any_shape: bool = False
+) -> Callable:
     """Compiles a function that reads the weights of a model, or of several.
 
     Make it once and keep it: every call of `compiled` compiles anew. Weights are read at each
@@ -44,14 +52,17 @@ def compiled(models: keras.Layer | Sequence[keras.Layer], function: Callable) ->
     Args:
         models: whose variables the function reads.
         function: of tensors (positional) and of settings (by keyword), in `keras.ops`.
+        any_shape: whether the function can be traced without knowing the sizes of its tensors,
+            which TensorFlow then does where `takes_any_shape`.
 
     Returns:
         A function of numpy arrays (positional) and of hashable settings (by keyword) that gives
-        a structure of numpy arrays. It compiles once for each combination of shapes and settings.
+        a structure of numpy arrays. It compiles once for each combination of shapes and settings;
+        of any shape, for settings alone (and for which arrays are empty).
     """
     build = {"jax": _jax_function, "tensorflow": _tensorflow_function, "torch": _torch_function}
     models = tuple(models) if isinstance(models, (list, tuple)) else (models,)
-    run = build[keras.backend.backend()](models, function)
+    run = build[keras.backend.backend()](models, function, any_shape and takes_any_shape())
 
     def call(*arrays, **settings):
         return tree.map_structure(ops.convert_to_numpy, run(*arrays, **settings))
@@ -59,7 +70,7 @@ def compiled(models: keras.Layer | Sequence[keras.Layer], function: Callable) ->
     return call
 
 
-def _jax_function(models, function):
+def _jax_function(models, function, any_shape):
     import jax
 
     def variables():
@@ -84,23 +95,31 @@ def _jax_function(models, function):
     return run
 
 
-def _tensorflow_function(models, function):
+def _tensorflow_function(models, function, any_shape):
     import tensorflow as tf
 
-    # XLA only where it pays: on a CPU it takes three times as long to compile, to run a quarter
-    # faster.
-    # Without AutoGraph, which the ops of Keras do not need: it would wrap each error in pages.
-    graph = tf.function(function, jit_compile=has_accelerator(), autograph=False)
+    @functools.cache
+    def graph(shapes):
+        # XLA only where it pays: on a CPU it takes three times as long to compile, to run a
+        # quarter faster.
+        # Without AutoGraph, which the ops of Keras do not need: it would wrap each error in pages.
+        return tf.function(function, jit_compile=has_accelerator(), autograph=False)
 
     def run(*arrays, **settings):
         tensors = [tf.convert_to_tensor(array) for array in arrays]
-        # A direct call of `graph` does the same, and warns of many shapes: here they are meant.
-        return graph.get_concrete_function(*tensors, **settings)(*tensors)
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        if any_shape:
+            # What is empty stays so, for functions leave out what they are not given. It has a
+            # graph of its own: TensorFlow would take one that is there, of any size.
+            shapes = tuple(tuple(None if size else 0 for size in shape) for shape in shapes)
+        given = [tf.TensorSpec(s, t.dtype) for s, t in zip(shapes, tensors, strict=True)]
+        # A direct call of the graph warns of many shapes: where they count, they are meant.
+        return graph(shapes).get_concrete_function(*given, **settings)(*tensors)
 
     return run
 
 
-def _torch_function(models, function):
+def _torch_function(models, function, any_shape):
     import torch
 
     def run(*arrays, **settings):
@@ -143,7 +162,7 @@ def search_function(
         `search(source_ids (B, S), max_lengths (B,), *, max_length, prefixes, min_lengths,
         suppressed, seeds)` to a `SearchResult` of numpy arrays; the last four, of `Constraints`
         and of `sample`, may be left out. Each combination of shapes and `max_length` is compiled
-        once.
+        once, unless `takes_any_shape`.
     """
     models = tuple(models) if isinstance(models, (list, tuple)) else (models,)
     settings: dict[str, Any] = {"length_penalty": length_penalty}
@@ -167,7 +186,7 @@ def search_function(
             **options,
         )
 
-    run = compiled(models, translate)
+    run = compiled(models, translate, any_shape=True)
 
     def search(
         source_ids: np.ndarray,
@@ -198,6 +217,8 @@ def search_function(
                 (seeds, (rows,)),
             )
         ]
+        if keras.backend.backend() == "tensorflow" and takes_any_shape():
+            return run(source_ids, max_lengths, *given, np.int32(max_length))
         return run(source_ids, max_lengths, *given, max_length=max_length)
 
     return search
@@ -218,7 +239,7 @@ def attention_function(model: keras.Model) -> Callable[..., np.ndarray]:
         layers = model.attention_scores(source_ids, decoder_ids)["cross"]
         return ops.mean(ops.cast(layers[-min(2, len(layers))], "float32"), axis=1)
 
-    return compiled(model, attention)
+    return compiled(model, attention, any_shape=True)
 
 
 def score_function(model: keras.Model) -> Callable[..., np.ndarray]:
@@ -240,7 +261,7 @@ def score_function(model: keras.Model) -> Callable[..., np.ndarray]:
         own = ops.take_along_axis(log_probs, ops.expand_dims(targets, -1), axis=-1)[..., 0]
         return ops.sum(ops.where(ops.equal(targets, PAD), 0.0, own), axis=-1)
 
-    return compiled(model, score)
+    return compiled(model, score, any_shape=True)
 
 
 def translate_ids(

@@ -75,7 +75,7 @@ class Constraints(NamedTuple):
 
 def _at(prefixes, index):
     """The token of each prefix at a position, PAD behind its end."""
-    longest = prefixes.shape[1]
+    longest = ops.shape(prefixes)[1]
     token = ops.take(prefixes, ops.minimum(index, longest - 1), axis=1)
     return ops.where(index < longest, token, PAD)
 
@@ -84,8 +84,7 @@ def _repeats(token_ids, index, ngram_size, vocabulary_size):
     """Tokens that would end an n-gram that the beam has written already, (B, K, V) booleans."""
     batch, beams, longest = ops.shape(token_ids)
     windows = longest - ngram_size + 1  # places where an n-gram may begin
-    if windows < 1:
-        return ops.zeros((1, 1, vocabulary_size), "bool")
+    windows = max(windows, 0) if isinstance(windows, int) else ops.maximum(windows, 0)
     begins = ops.arange(windows, dtype="int32")
     same = begins + ngram_size <= index  # (windows,), it is written to its end
     for offset in range(ngram_size - 1):

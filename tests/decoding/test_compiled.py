@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_aiayn.decoding.compiled import compiled, search_function, translate_ids
+from keras_aiayn.decoding.compiled import (
+    compiled,
+    search_function,
+    takes_any_shape,
+    translate_ids,
+)
 from keras_aiayn.decoding.search import SearchResult
 from keras_aiayn.special_ids import EOS, PAD
 from keras_aiayn.transformer import Transformer
@@ -82,22 +87,28 @@ def test_new_weights_are_seen(model, search):
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="torch compiles nothing")
-def test_each_shape_and_setting_is_traced_once():
+@pytest.mark.parametrize("any_shape", [False, True])
+def test_each_shape_and_setting_is_traced_once(any_shape):
     traced = []
 
     def scaled(x, *, factor):
         traced.append((tuple(x.shape), factor))
         return {"scaled": x * factor}
 
-    run = compiled(keras.layers.Layer(), scaled)
+    run = compiled(keras.layers.Layer(), scaled, any_shape=any_shape)
+    any_shape = any_shape and takes_any_shape()
     for _ in range(2):
         assert run(np.ones((2, 3), "float32"), factor=2)["scaled"].tolist() == [[2.0] * 3] * 2
-    assert traced == [((2, 3), 2)]
+    assert traced == [((None, None) if any_shape else (2, 3), 2)]
     run(np.zeros((2, 3), "float32"), factor=2)  # other values
     assert len(traced) == 1
-    run(np.ones((2, 4), "float32"), factor=2)
+    assert run(np.ones((2, 4), "float32"), factor=2)["scaled"].shape == (2, 4)
+    shapes = len(traced)
+    assert shapes == (1 if any_shape else 2)
     run(np.ones((2, 3), "float32"), factor=3)
-    assert len(traced) == 3
+    assert len(traced) == shapes + 1
+    assert run(np.ones((0, 3), "float32"), factor=3)["scaled"].shape == (0, 3)
+    assert len(traced) == shapes + 2  # a function may look whether it is given anything
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="torch compiles nothing")
@@ -113,7 +124,7 @@ def test_training_between_two_searches_compiles_nothing(model, monkeypatch):
     search(SOURCE[::-1], LIMITS[::-1], max_length=6)
     assert len(traces) == 1
     search(SOURCE[:, :3], LIMITS, max_length=6)
-    assert len(traces) == 2
+    assert len(traces) == (1 if takes_any_shape() else 2)
 
 
 def test_many_shapes_are_no_cause_for_a_warning(caplog, capfd):
@@ -175,23 +186,3 @@ def test_refused_setting_is_one_line(model):
     with pytest.raises(ValueError, match="`num_return`.*Received: ") as error:
         search_function(model, beam_size=2, num_return=3)(SOURCE, LIMITS, max_length=6)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="only TensorFlow traces unknown sizes")
-def test_batch_width_and_capacity_may_be_unknown(model, search):
-    """As in a SavedModel: one program for all shapes."""
-    import tensorflow as tf
-
-    def translate(source_ids, limits, max_length):
-        settings = {"max_length": max_length, "beam_size": 2, "num_return": 2}
-        return translate_ids(model, source_ids, limits, **settings)
-
-    shapes = [[None, None], [None], []]
-    signature = [tf.TensorSpec(shape, "int32") for shape in shapes]
-    dynamic = tf.function(translate, input_signature=signature, autograph=False)
-    for rows, width, capacity in [(3, 4, 6), (2, 3, 8)]:
-        inputs = SOURCE[-rows:, :width], LIMITS[-rows:]
-        expected = search(*inputs, max_length=capacity)
-        tensors = [tf.constant(array, "int32") for array in (*inputs, capacity)]
-        result = SearchResult(*(field.numpy() for field in dynamic(*tensors)))
-        assert_same(result, expected)
