@@ -13,6 +13,7 @@ import numpy as np
 from keras_aiayn.data.corpus import whole_file
 from keras_aiayn.layers.position import SinusoidalPositionEncoding
 from keras_aiayn.special_ids import BOS, EOS
+from keras_aiayn.training.report import read_log
 from keras_aiayn.translator import Translator
 
 Output = str | os.PathLike[str]
@@ -164,8 +165,6 @@ def _save(figure: Any, output: Output) -> None:
 
 
 def _read_log(folder: Path) -> list[dict[str, Any]]:
-    from keras_aiayn.training.report import read_log
-
     path = folder / "log.jsonl"
     records, _ = read_log(path) if path.is_file() else ([], False)
     if not records:

@@ -29,9 +29,9 @@ ORDER = [
     {"loading"},
     {"pool"},
     {"files"},
-    {"interop", "evaluation", "plots"},
+    {"interop", "evaluation"},
     {"training"},
-    {"serve"},
+    {"plots", "serve"},
     {"cli"},
     {"__main__"},
 ]
@@ -47,6 +47,7 @@ MAY_IMPORT_BACKENDS = {
     "decoding.compiled",
     "training.checkpoint",
     "training.distribution",
+    "training.memory",
 }
 
 

@@ -113,7 +113,7 @@ def prune(folder: Path, keep_last: int, keep_best: int = 0) -> None:
 def read_position(path: Path) -> dict[str, Any]:
     """The position in a checkpoint; empty where that cannot be read."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return json.loads(archive[POSITION].tobytes())
     except Exception:  # see `_read`
         return {}
@@ -159,7 +159,7 @@ def _weights(model: keras.Model) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except Exception as error:
         # One wrong bit in a zip file or in the header of an array may raise almost anything.
