@@ -99,11 +99,6 @@ class Pool:
         with _one_error():
             return self._executors[device].submit(_call, function).result()
 
-    def translate_on(self, device: int, call: dict[str, Any]) -> list[Translation]:
-        """What `Translator.translate` gives for a call, by the process of a device, from 0."""
-        with _one_error():
-            return self._executors[device].submit(_translate, call).result()
-
     def map(self, calls: Iterable[dict[str, Any]]) -> Iterator[list[Translation]]:
         """What `Translator.translate` gives for each call, in order, a bounded number ahead.
 
