@@ -132,13 +132,14 @@ def _check(config: dict[str, Any], order: list[int], weights: dict[str, np.ndarr
             f"its embeddings are {rows} rows of {width}; config.json has d_model="
             f"{config['d_model']}, and vocab.json numbers up to {max(order)}"
         )
-    projection = weights.get("lm_head.weight", embeddings)
-    tied = config.get("tie_word_embeddings", True)
-    if not tied and not np.array_equal(projection, embeddings):
-        raise ValueError(
-            "only models whose output projection is the embedding can be imported. "
-            "Received: tie_word_embeddings=False, and another lm_head.weight"
-        )
+    if config.get("tie_word_embeddings", True):
+        return
+    for name in ("lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"):
+        if not np.array_equal(weights.get(f"{name}.weight", embeddings), embeddings):
+            raise ValueError(
+                "only models that embed and project by one matrix can be imported. "
+                f"Received: tie_word_embeddings=False, and another {name}.weight"
+            )
 
 
 def _weights(folder: Path) -> dict[str, np.ndarray]:

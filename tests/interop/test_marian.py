@@ -25,13 +25,13 @@ TEXTS = ["two dogs run", "the man sings", "x", "one two three four five six seve
 LONGEST = 30
 
 
-def spm(seed, words=WORDS):
+def spm(seed, words=WORDS, size=34):
     """A SentencePiece model, as Marian's: none of its special ids is ours."""
     generator = np.random.default_rng(seed)
     lines = [" ".join(generator.choice(words, 6)) for _ in range(400)]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, vocab_size=34 + seed, minloglevel=2
+        sentence_iterator=iter(lines), model_writer=model, vocab_size=size + seed, minloglevel=2
     )
     return model.getvalue()
 
@@ -230,7 +230,7 @@ def test_a_file_that_is_damaged_is_one_line(whole, tmp_path, damage):
 
 
 def test_what_only_looks_like_a_code_or_a_mark_is_text():
-    proto = spm(1, words=["one", "ten", "three", "two", "nine"])
+    proto = spm(1, words=["one", "ten", "three", "two", "nine"], size=14)
     processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
     own = [processor.id_to_piece(i) for i in range(3, processor.vocab_size())]
     vocabulary = ["<pad>", "<unk>", "<s>", "</s>", ">>fr<<", ">", *own]
