@@ -492,7 +492,7 @@ def serve(
     ),
     backend: Backend = None,
 ) -> None:
-    """Serve a model over HTTP. KERAS_AIAYN_API_KEY, if set, is what requests must carry."""
+    """Serve a model over HTTP. KERAS_AIAYN_API_KEY, if set, is asked for before translating."""
     _start_backend(backend)
     try:
         from keras_aiayn.serve import run as service

@@ -7,13 +7,15 @@ archive. So before Keras sees a file, what it holds is compared with what a tran
 import io
 import json
 import os
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from keras_aiayn.data.tokenizer import KINDS
+from keras_aiayn.data import tokenizer as tokenizers
+from keras_aiayn.data.tokenizer import KINDS, Tokenizer
 from keras_aiayn.translator import FORMAT, Translator
 
 CLASSES = {
@@ -59,6 +61,29 @@ def load(path: str | os.PathLike[str]) -> Translator:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{path} cannot be loaded as a translator: {reason}") from error
     return loaded
+
+
+def load_tokenizers(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
+    """Reads the tokenizers of a translator alone; no model is made.
+
+    Args:
+        path: of a `.keras` file.
+
+    Returns:
+        That of the source and that of the target; one object twice where they are shared.
+
+    Raises:
+        ValueError: as of `load`.
+    """
+    path = Path(path)
+    try:
+        _check(path)  # so that no member lies elsewhere than its name should
+        with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
+            archive.extractall(folder, [n for n in archive.namelist() if n.startswith("assets/")])
+            return tokenizers.load(Path(folder) / "assets")
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{path} has no tokenizers that can be read: {reason}") from error
 
 
 def _check(path: Path) -> None:

@@ -37,7 +37,9 @@ class Pool:
         dtype: as of `Translator.as_dtype`; the models' own by default.
 
     Raises:
-        ValueError: where fewer GPUs are visible.
+        ValueError: where fewer GPUs are visible; when it is entered, where a model cannot be
+            loaded or not each process has an accelerator.
+        FileNotFoundError: when it is entered, where there is no such file.
     """
 
     def __init__(self, models: Sequence[Path], devices: int, dtype: str | None = None):
@@ -58,13 +60,25 @@ class Pool:
                 self._first.append(executor.submit(_accelerators))  # starts the process
 
     def __enter__(self) -> Self:
+        try:
+            with _one_error():
+                accelerated = {first.result() for first in self._first}
+            if len(accelerated) > 1:
+                raise ValueError(
+                    "there is no accelerator for each of them. "
+                    f"Received: devices={len(self._first)}"
+                )
+        except BaseException as error:
+            self.__exit__(type(error))
+            raise
         return self
 
     def __exit__(self, error: object, *more: object) -> None:
         for executor in self._executors:
-            if error is not None:  # what they are at is of no use any more
+            # What they are at is of no use any more, or one is alive that the executor gave up.
+            if error is not None or executor._broken:
                 for process in list((executor._processes or {}).values()):
-                    process.terminate()
+                    process.kill()
             executor.shutdown(cancel_futures=True)
         if isinstance(error, type) and issubclass(error, ChildProcessError):
             self._said.seek(0)
@@ -74,17 +88,16 @@ class Pool:
     def search_settings(self, **settings: Any) -> SearchSettings:
         """As of `Translator`."""
         with _one_error():
-            if len({first.result() for first in self._first}) > 1:
-                raise ValueError(
-                    "there is no accelerator for each of them. "
-                    f"Received: devices={len(self._first)}"
-                )
             return self._executors[0].submit(_search_settings, settings).result()
 
-    def translate_on(self, device: int, call: dict[str, Any]) -> list[Translation]:
-        """What `Translator.translate` gives for a call, by the process of a device, from 0."""
+    def call_on(self, device: int, function: Callable[[Translator], Any]) -> Any:
+        """What a function gives for the (first) translator in the process of a device, from 0.
+
+        Raises:
+            ChildProcessError: where the process has died, or dies at it.
+        """
         with _one_error():
-            return self._executors[device].submit(_translate, call).result()
+            return self._executors[device].submit(_call, function).result()
 
     def map(self, calls: Iterable[dict[str, Any]]) -> Iterator[list[Translation]]:
         """What `Translator.translate` gives for each call, in order, a bounded number ahead.
@@ -163,7 +176,10 @@ def _one_error() -> Iterator[None]:
 
 def _load(models: list[Path], dtype: str | None) -> None:
     """Makes a process of the pool ready."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one that started it
+    # Both may go to all processes of a group. They are for the one that started this one, which
+    # may have something to finish; this one ends with it.
+    for told in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(told, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     threading.Thread(target=_end_with, args=(parent.join,), daemon=True).start()  # type: ignore
     from keras_aiayn.loading import load
@@ -187,6 +203,10 @@ def _accelerators() -> bool:
     for error in _refused:
         raise error
     return has_accelerator()
+
+
+def _call(function: Callable[[Translator], Any]) -> Any:
+    return function(_own[0])
 
 
 def _search_settings(settings: dict[str, Any]) -> SearchSettings:

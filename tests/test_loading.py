@@ -15,7 +15,7 @@ import pytest
 
 from keras_aiayn import Transformer, Translator
 from keras_aiayn.data.tokenizer import ByteTokenizer
-from keras_aiayn.loading import load
+from keras_aiayn.loading import load, load_tokenizers
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +224,17 @@ def test_the_version_is_recorded(file):
 def test_keras_itself_loads_it_too(file, tmp_path):
     (tmp_path / "some.keras").write_bytes(file)
     assert isinstance(keras.saving.load_model(tmp_path / "some.keras"), Translator)
+
+
+def test_the_tokenizers_are_read_alone_and_no_more_trusted(file, translator, tmp_path):
+    path = tmp_path / "some.keras"
+    path.write_bytes(file)
+    source, target = load_tokenizers(path)
+    assert source is target and source.fingerprint == translator.source_tokenizer.fingerprint
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("assets/../../outside.txt", "")
+    with pytest.raises(ValueError, match=r"some\.keras .* holds no"):
+        load_tokenizers(path)
 
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -1,10 +1,17 @@
 """Several devices translate a file as one does: the same lines, in order, whatever happens."""
 
+import functools
+import operator
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import Future
+from pathlib import Path
 
+import keras
 import pytest
 
 from keras_aiayn import Transformer, Translator, files
@@ -64,6 +71,70 @@ def test_what_a_process_refuses_is_an_error_here(pool):
         pool.search_settings(beam_size=0)
     with pytest.raises(ValueError, match="list of strings"):
         list(pool.map([{"texts": "one"}]))
+
+
+def test_a_function_is_called_in_the_process_of_a_device(pool):
+    assert [pool.call_on(device, operator.attrgetter("beam_size")) for device in (0, 1)] == [4, 4]
+    own = functools.partial(Translator.translate, texts=["ab"])
+    assert pool.call_on(0, own) == pool.call_on(1, own)
+
+
+def test_what_tells_all_of_a_group_to_stop_is_for_the_one_that_started_them(pool):
+    for executor in pool._executors:
+        for process in executor._processes:
+            os.kill(process, signal.SIGTERM)
+            os.kill(process, signal.SIGINT)
+    time.sleep(0.2)
+    calls = [{"texts": ["a"], "details": True}] * 2
+    assert len(list(pool.map(calls))) == 2
+
+
+def test_what_cannot_be_loaded_is_refused_at_the_start(tmp_path):
+    with pytest.raises(FileNotFoundError, match="none.keras"), Pool([tmp_path / "none.keras"], 1):
+        pass
+
+
+def test_fewer_accelerators_than_processes_are_refused_at_the_start(model):
+    pool = Pool([model], 1)
+    pool._first = [Future(), Future()]
+    for first, accelerated in zip(pool._first, (True, False), strict=True):
+        first.set_result(accelerated)
+    with pytest.raises(ValueError, match=r"no accelerator .* Received: devices=2"), pool:
+        pass
+
+
+def is_alive(process):
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGKILL])
+def test_they_end_with_the_one_that_started_them(model, told):
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from keras_aiayn.pool import Pool\n"
+        "with Pool([Path(sys.argv[1])], 2) as pool:\n"
+        "    print(*(next(iter(one._processes)) for one in pool._executors), flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    running = subprocess.Popen(
+        [sys.executable, "-c", program, model], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"KERAS_BACKEND": keras.backend.backend()}, start_new_session=True,
+    )  # fmt: skip
+    processes = running.stdout.readline().split()
+    assert len(processes) == 2 and all(map(is_alive, processes))
+    os.kill(running.pid, told) if told == signal.SIGKILL else os.killpg(running.pid, told)
+    running.wait(60)
+    running.stdout.close()
+    deadline = time.monotonic() + 60
+    while any(map(is_alive, processes)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_command_takes_devices(model, tmp_path, run_cli):

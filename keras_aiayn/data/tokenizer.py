@@ -493,7 +493,8 @@ class MarianTokenizer(_KeptInItsAsset):
             )
         self.proto, self.vocabulary = proto, vocabulary
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
-        self._ids = {piece: i for i, piece in enumerate(vocabulary)}
+        # Without the special ids, which no text can produce.
+        self._ids = {piece: i for i, piece in enumerate(vocabulary) if i >= len(SPECIAL_IDS)}
 
     @classmethod
     def learn(cls, lines: Iterable[str], vocabulary_size: int) -> Self:
@@ -516,9 +517,9 @@ class MarianTokenizer(_KeptInItsAsset):
         return [[self._ids.get(piece, UNK) for piece in self._cut(text)] for text in texts]
 
     def _cut(self, text: str) -> list[str]:
-        end = text.find("<<") + 2
-        if text.startswith(">>") and text[:end] in self._ids:
-            return [text[:end], *self._processor.encode(text[end:], out_type=str)]
+        code = re.match(">>.*?<<", text, re.DOTALL)
+        if code and code[0] in self._ids:
+            return [code[0], *self._processor.encode(text[code.end() :], out_type=str)]
         return self._processor.encode(text, out_type=str)
 
     def decode(self, sequences: Iterable[Iterable[int]]) -> list[str]:
@@ -572,7 +573,8 @@ def _marian_in_graph(proto: bytes, vocabulary: Sequence[str]) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self._pieces = _sentencepiece_in_graph(proto, out_type=tf.string)
-            ids = tf.lookup.KeyValueTensorInitializer(list(vocabulary), tf.range(len(vocabulary)))
+            first, end = len(SPECIAL_IDS), len(vocabulary)
+            ids = tf.lookup.KeyValueTensorInitializer(vocabulary[first:], tf.range(first, end))
             self._ids = tf.lookup.StaticHashTable(ids, UNK)
             self._vocabulary = tf.constant(list(vocabulary))
 

@@ -3,17 +3,16 @@
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import hmac
-import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Header, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -26,10 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from keras_aiayn.serve.batcher import Batcher, Overloaded, TimeIsOver, Translate
+from keras_aiayn.serve.batcher import Batcher, NoOneWorks, Overloaded, TimeIsOver, Translate
 from keras_aiayn.translator import Translation
-
-log = logging.getLogger("keras_aiayn.serve")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +37,15 @@ class Limits:
         bytes: of its body.
         texts: in it.
         tokens: of one text.
+        characters: of one text; more could hardly be so few tokens, which takes long to count.
         n_best: hypotheses of a text.
-        seconds: until it is answered; also between two parts of its body.
+        seconds: until its body is whole, and from then on until it is answered.
     """
 
     bytes: int = 1_000_000
     texts: int = 256
     tokens: int = 1_024
+    characters: int = 16_384
     n_best: int = 16
     seconds: float = 30.0
 
@@ -124,7 +123,7 @@ class Numbers:
 
 def make_app(
     workers: Sequence[Translate],
-    count_tokens: Callable[[list[str]], list[int]],
+    count_tokens: Callable[[str], int],
     *,
     limits: Limits = Limits(),  # noqa: B008 (frozen)
     api_key: str | None = None,
@@ -134,9 +133,10 @@ def make_app(
 
     Args:
         workers: what translates texts under an `Asked`, a function for each device.
-        count_tokens: of texts.
+        count_tokens: of a text.
         limits: of a request.
-        api_key: that a request must carry as `Authorization: Bearer KEY`; none by default.
+        api_key: that `POST /translate` must carry as `Authorization: Bearer KEY`; none by
+            default. The other paths ask for none.
         **batcher_options: of `Batcher`.
     """
     batcher: Batcher
@@ -150,56 +150,36 @@ def make_app(
         await asyncio.to_thread(batcher.close)  # what was taken is finished
 
     app = FastAPI(title="keras-aiayn", lifespan=lifespan, responses={"4XX": {"model": Error}})
-    app.add_middleware(_Guard, limits=limits)
+    app.add_middleware(_Guard, limits=limits, api_key=api_key)
+    app.add_middleware(_Count, numbers=numbers)  # around the other: what is refused counts
     _tell_errors_as_json(app)
 
-    @app.middleware("http")
-    async def count(
-        request: Request, call_next: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
-        began = time.perf_counter()
-        response = await call_next(request)
-        route = request.scope.get("route")
-        path = getattr(route, "path", "other")
-        numbers.requests.labels(path, response.status_code).inc()
-        if path == "/translate":
-            numbers.seconds.observe(time.perf_counter() - began)
-        return response
-
-    def check_key(authorization: str | None) -> None:
-        if api_key is None:
-            return
-        given = (authorization or "").encode()
-        if not hmac.compare_digest(given, f"Bearer {api_key}".encode()):
-            raise HTTPException(401, "the API key is missing or wrong")
-
     @app.post(
-        "/translate", responses={code: {"model": Error} for code in (401, 413, 422, 429, 504)}
+        "/translate",
+        responses={code: {"model": Error} for code in (401, 408, 413, 422, 429, 500, 503, 504)},
+        # The key has been checked; this tells of it in the interface.
+        dependencies=[Depends(HTTPBearer(auto_error=False))] if api_key else [],
     )
-    async def translate(
-        body: Body, authorization: Annotated[str | None, Header()] = None
-    ) -> Answer:
+    async def translate(request: Request, body: Body) -> Answer:
         """Translate one text or several."""
-        check_key(authorization)
         texts = [body.texts] if isinstance(body.texts, str) else body.texts
         _check(texts, body, limits)
-        tokens = count_tokens(texts)
-        longest = max(tokens, default=0)
-        if longest > limits.tokens:
-            raise HTTPException(413, f"a text has {longest} tokens; at most {limits.tokens}")
+        tokens = await _count_all(texts, count_tokens, limits)
+        if sum(tokens) > batcher.tokens_waiting:
+            raise HTTPException(
+                413, f"{sum(tokens)} tokens in all; at most {batcher.tokens_waiting} a request"
+            )
         asked = Asked(body.n_best, body.alignments)
-        found = await _all(
-            [
-                functools.partial(batcher.submit, text, count, asked, limits.seconds)
-                for text, count in zip(texts, tokens, strict=True)
-            ],
-            limits.seconds,
-        )
+        with _refusals(limits.seconds):
+            answers = batcher.submit(texts, tokens, asked, limits.seconds)
+            found = await _all(answers, request, limits.seconds)
         return Answer(translations=[_hypotheses(one, body.alignments) for one in found])
 
-    @app.get("/health")
+    @app.get("/health", responses={503: {"model": Error}})
     async def health() -> dict[str, str]:
-        """Whether the service answers."""
+        """Whether the service translates."""
+        if not batcher.working:
+            raise HTTPException(503, "no process that translates is left")
         return {"status": "ok"}
 
     @app.get("/metrics")
@@ -211,34 +191,81 @@ def make_app(
 
 
 def _check(texts: list[str], body: Body, limits: Limits) -> None:
+    """Refuses what can be without reading the texts."""
     if len(texts) > limits.texts:
         raise HTTPException(413, f"{len(texts)} texts; at most {limits.texts} a request")
     if body.n_best > limits.n_best:
         raise HTTPException(422, f"n_best is {body.n_best}; at most {limits.n_best}")
-    if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):
-        raise HTTPException(422, "a text holds half of a surrogate pair, which is no character")
-
-
-async def _all(submits: list[Callable[[], Future]], seconds: float) -> list[Translation]:
-    """The answers to all texts of a request, or none: what waits of a refused one is taken back."""
-    answers: list[Future] = []
+    longest = max(map(len, texts), default=0)
+    if longest > limits.characters:
+        raise HTTPException(413, f"a text has {longest} characters; at most {limits.characters}")
     try:
-        for submit in submits:
-            answers.append(submit())
-        waiting = [asyncio.wrap_future(answer) for answer in answers]
-        return list(await asyncio.wait_for(asyncio.gather(*waiting), seconds))
+        for text in texts:
+            text.encode()
+    except UnicodeEncodeError:
+        raise HTTPException(
+            422, "a text holds half of a surrogate pair, which is no character"
+        ) from None
+
+
+async def _count_all(
+    texts: list[str], count_tokens: Callable[[str], int], limits: Limits
+) -> list[int]:
+    """The tokens of each text; whoever else asks something has a turn after each."""
+    tokens = []
+    for text in texts:
+        tokens.append(count_tokens(text))
+        if tokens[-1] > limits.tokens:
+            raise HTTPException(413, f"a text has {tokens[-1]} tokens; at most {limits.tokens}")
+        await asyncio.sleep(0)
+    return tokens
+
+
+async def _all(answers: list[Future], request: Request, seconds: float) -> list[Translation]:
+    """The answers to all texts of a request, while the client waits for them.
+
+    Where it hangs up, where its time is over or a text fails, what is in the line is taken back.
+    """
+    everything = asyncio.gather(*map(asyncio.wrap_future, answers))
+    hung_up = asyncio.ensure_future(_hung_up(request))
+    either: set[asyncio.Future[Any]] = {everything, hung_up}
+    try:
+        await asyncio.wait(either, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if everything.done():
+            return everything.result()
+        if hung_up.done():  # 499 is for the metrics: no one reads it
+            raise HTTPException(499, "the client hung up")
+        raise TimeIsOver
+    finally:
+        hung_up.cancel()
+        everything.cancel()
+        for answer in answers:
+            answer.cancel()
+
+
+async def _hung_up(request: Request) -> None:
+    """Returns when the client is gone. Its body has been read: nothing else can come."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+@contextlib.contextmanager
+def _refusals(seconds: float) -> Iterator[None]:
+    """Says in HTTP why there is no translation."""
+    try:
+        yield
+    except HTTPException:
+        raise
     except Overloaded:
         raise HTTPException(
             429, "too many requests wait: try again", {"Retry-After": "1"}
         ) from None
-    except (TimeIsOver, TimeoutError):
+    except NoOneWorks:
+        raise HTTPException(503, "the service is about to end") from None
+    except TimeIsOver:
         raise HTTPException(504, f"no translation within {seconds:g} seconds") from None
     except Exception:
-        log.exception("a translation failed")
         raise HTTPException(500, "the translation failed; the log says why") from None
-    finally:
-        for answer in answers:
-            answer.cancel()
 
 
 def _hypotheses(translation: Translation, alignments: bool) -> list[Hypothesis]:
@@ -267,22 +294,73 @@ def _tell_errors_as_json(app: FastAPI) -> None:
         return JSONResponse({"error": f"{place}: {first['msg']}"}, 422)
 
 
-class _Guard:
-    """Ends requests whose body is too long, or takes too long to come."""
+class _Count:
+    """Counts requests and the seconds of translations."""
 
-    def __init__(self, app: ASGIApp, limits: Limits):
-        self._app, self._limits = app, limits
+    PATHS = ("/translate", "/health", "/metrics")
+
+    def __init__(self, app: ASGIApp, numbers: Numbers):
+        self._app, self._numbers = app, numbers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        length = dict(scope["headers"]).get(b"content-length", b"")
+        began = time.perf_counter()
+        status = 500
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        finally:
+            path = scope["path"] if scope["path"] in self.PATHS else "other"
+            self._numbers.requests.labels(path, status).inc()
+            if path == "/translate":
+                self._numbers.seconds.observe(time.perf_counter() - began)
+
+
+class _Guard:
+    """Ends requests without the key, and those whose body is too long or too long in coming.
+
+    The connection ends with them: what is still to come of the body is not waited for.
+    """
+
+    _CLOSE = {"Connection": "close"}
+
+    def __init__(self, app: ASGIApp, limits: Limits, api_key: str | None):
+        self._app, self._limits, self._key = app, limits, api_key
+        self._too_long = f"a body of at most {limits.bytes:,} bytes"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif refusal := self._refusal(scope["path"], dict(scope["headers"])):
+            await refusal(scope, receive, send)
+        else:
+            await self._app(scope, self._guarded(receive), send)
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> JSONResponse | None:
+        """Of a request whose headers suffice to refuse it."""
+        if path == "/translate" and self._key is not None:
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, f"Bearer {self._key}".encode()):
+                return JSONResponse(
+                    {"error": "the API key is missing or wrong"},
+                    401,
+                    self._CLOSE | {"WWW-Authenticate": "Bearer"},
+                )
+        length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._limits.bytes:
-            await self._refuse(413, f"a body of at most {self._limits.bytes:,} bytes")(
-                scope, receive, send
-            )
-            return
+            return JSONResponse({"error": self._too_long}, 413, self._CLOSE)
+        return None
+
+    def _guarded(self, receive: Receive) -> Receive:
+        """Gives a body that is neither too long nor too slow."""
+        deadline = asyncio.get_running_loop().time() + self._limits.seconds
         seen = 0
         whole = False
 
@@ -291,16 +369,14 @@ class _Guard:
             if whole:  # only the end of the connection can come: there is no hurry
                 return await receive()
             try:
-                message = await asyncio.wait_for(receive(), self._limits.seconds)
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
             except TimeoutError:
-                raise HTTPException(408, "the body did not come in time") from None
+                raise HTTPException(408, "the body did not come in time", self._CLOSE) from None
             seen += len(message.get("body", b""))
             whole = message["type"] != "http.request" or not message.get("more_body", False)
             if seen > self._limits.bytes:
-                raise HTTPException(413, f"a body of at most {self._limits.bytes:,} bytes")
+                raise HTTPException(413, self._too_long, self._CLOSE)
             return message
 
-        await self._app(scope, guarded, send)
-
-    def _refuse(self, status: int, what: str) -> JSONResponse:
-        return JSONResponse({"error": what}, status, {"Connection": "close"})
+        return guarded

@@ -2,25 +2,36 @@
 
 Texts wait in a line. A worker takes the first one and whatever else waits that wants the same
 settings, up to a budget of tokens; where there is room left, it waits a moment for more. A text
-whose time is over, or that no one waits for any more, is not translated.
+whose time is over, or that no one waits for any more, leaves the line untranslated.
 """
 
+import contextlib
 import dataclasses
+import logging
 import threading
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 from keras_aiayn.translator import Translation
 
+log = logging.getLogger("keras_aiayn.serve")
+
 # Translates texts under settings.
 Translate = Callable[[list[str], Any], Sequence[Translation]]
+
+# So many workers may die at a text. It may be what they die of, and must not take all of them.
+DEATHS = 2
 
 
 class Overloaded(Exception):
     """There is no room in the line."""
+
+
+class NoOneWorks(Exception):
+    """The line is closed, or no worker is left."""
 
 
 class TimeIsOver(Exception):
@@ -33,19 +44,21 @@ class _Waiting:
     tokens: int
     settings: Hashable
     deadline: float
-    answer: Future
+    answer: Future = dataclasses.field(default_factory=Future)
+    deaths: int = 0
 
 
 class Batcher:
     """A line of texts, and workers that translate what waits in it.
 
     Args:
-        workers: what translates, a function for each device; each runs in a thread of its own.
+        workers: what translates, a function for each device; each runs in a thread of its own. One
+            that raises `ChildProcessError` is not asked again, and what it was at is another's.
         tokens_per_batch: most source tokens translated at a time. A longer text goes alone.
-        tokens_waiting: most source tokens in the line; a text that comes to an empty line is taken
-            however long it is.
+        tokens_waiting: most source tokens in the line.
         wait_seconds: how long a worker with room left waits for more.
         on_batch: called with the number of texts and tokens of each batch, and its seconds.
+        on_end: called when the last worker is gone, and the line was not closed.
     """
 
     def __init__(
@@ -56,11 +69,13 @@ class Batcher:
         tokens_waiting: int = 65_536,
         wait_seconds: float = 0.005,
         on_batch: Callable[[int, int, float], None] = lambda texts, tokens, seconds: None,
+        on_end: Callable[[], None] = lambda: None,
     ):
         self.tokens_per_batch, self.tokens_waiting = tokens_per_batch, tokens_waiting
-        self._wait_seconds, self._on_batch = wait_seconds, on_batch
-        self._line: deque[_Waiting] = deque()
+        self._wait_seconds, self._on_batch, self._on_end = wait_seconds, on_batch, on_end
+        self._line: OrderedDict[Future, _Waiting] = OrderedDict()
         self._tokens = 0
+        self._working = len(workers)
         self._closed = False
         self._changed = threading.Condition()
         self._threads = [
@@ -75,30 +90,41 @@ class Batcher:
         """Source tokens in the line."""
         return self._tokens
 
-    def submit(self, text: str, tokens: int, settings: Hashable, seconds: float) -> Future:
-        """Puts a text in the line.
+    @property
+    def working(self) -> int:
+        """Workers that are left."""
+        return self._working
+
+    def submit(
+        self, texts: Sequence[str], tokens: Sequence[int], settings: Hashable, seconds: float
+    ) -> list[Future]:
+        """Puts texts in the line, all of them or none.
 
         Args:
-            text: to be translated.
-            tokens: of it.
+            texts: to be translated.
+            tokens: of each.
             settings: what the workers' functions get; equal ones are translated together.
-            seconds: after which it need not be translated any more.
+            seconds: after which they need not be translated any more.
 
         Returns:
-            The future `Translation`. It fails with `TimeIsOver`, or with what translating raised.
+            The future `Translation` of each. It fails with `TimeIsOver`, `NoOneWorks`, or with
+            what translating raised. One that is cancelled leaves the line at once.
 
         Raises:
-            Overloaded: where there is no room, or no one works any more.
+            Overloaded: where there is no room.
+            NoOneWorks: where no one will translate them.
         """
+        deadline = time.monotonic() + seconds
+        new = [_Waiting(*one, settings, deadline) for one in zip(texts, tokens, strict=True)]
+        for one in new:
+            one.answer.add_done_callback(self._forget)
         with self._changed:
-            if self._closed or (self._line and self._tokens + tokens > self.tokens_waiting):
+            if self._closed or not self._working:
+                raise NoOneWorks
+            if self._tokens + sum(tokens) > self.tokens_waiting:
                 raise Overloaded
-            answer: Future = Future()
-            deadline = time.monotonic() + seconds
-            self._line.append(_Waiting(text, tokens, settings, deadline, answer))
-            self._tokens += tokens
-            self._changed.notify()
-        return answer
+            self._enter(new)
+        return [one.answer for one in new]
 
     def close(self) -> None:
         """Takes nothing more, and returns when all that was taken is translated."""
@@ -108,27 +134,52 @@ class Batcher:
         for thread in self._threads:
             thread.join()
 
+    def _enter(self, new: list[_Waiting], first: bool = False) -> None:
+        """Lets texts into the line, at its end or in front of the others."""
+        for one in reversed(new) if first else new:
+            self._line[one.answer] = one
+            self._line.move_to_end(one.answer, last=not first)
+        self._tokens += sum(one.tokens for one in new)
+        self._changed.notify_all()
+
+    def _forget(self, answer: Future) -> None:
+        """What is answered or cancelled waits no more."""
+        with self._changed:
+            one = self._line.pop(answer, None)
+            self._tokens -= one.tokens if one else 0
+
     def _work(self, translate: Translate) -> None:
-        while batch := self._next_batch():
-            began = time.monotonic()
+        """Translates until the line is closed and empty, or what translates is gone."""
+        while True:
+            batch: list[_Waiting] = []
             try:
-                texts = [one.text for one in batch]
-                found = translate(texts, batch[0].settings)
-            except BaseException as error:
+                batch = self._next_batch()
+                if not batch:
+                    break
+                self._translate(batch, translate)
+            except ChildProcessError:
+                self._put_back(batch)
+                break
+            except BaseException as error:  # the next batch may go well: this thread goes on
+                log.exception("a batch of %d texts failed", len(batch))
+                failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
                 for one in batch:
-                    one.answer.set_exception(error)
-                continue
-            for one, translation in zip(batch, found, strict=True):
-                one.answer.set_result(translation)
-            tokens = sum(one.tokens for one in batch)
-            self._on_batch(len(batch), tokens, time.monotonic() - began)
+                    _settle(one.answer, failure)
+        self._leave()
+
+    def _translate(self, batch: list[_Waiting], translate: Translate) -> None:
+        began = time.monotonic()
+        found = translate([one.text for one in batch], batch[0].settings)
+        for one, translation in list(zip(batch, found, strict=True)):
+            _settle(one.answer, translation)
+        tokens = sum(one.tokens for one in batch)
+        self._on_batch(len(batch), tokens, time.monotonic() - began)
 
     def _next_batch(self) -> list[_Waiting]:
         """What to translate next; nothing when the line is closed and empty."""
-        while True:
-            with self._changed:
-                while not self._line and not self._closed:
-                    self._changed.wait()
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._line or self._closed)
                 until = time.monotonic() + self._wait_seconds
                 while (
                     self._line
@@ -137,37 +188,55 @@ class Batcher:
                     and (left := until - time.monotonic()) > 0
                 ):
                     self._changed.wait(left)
-                if not self._line and self._closed:
-                    return []
-                taken = self._take()
-            batch = [one for one in taken if _is_wanted(one)]
-            if batch:
-                return batch
+                batch = self._take()
+                if batch or (self._closed and not self._line):
+                    return batch
 
     def _take(self) -> list[_Waiting]:
         """The first of the line, and all behind it that go with it; the others stay in order."""
+        now = time.monotonic()
         taken: list[_Waiting] = []
-        rest: deque[_Waiting] = deque()
         tokens = 0
-        for one in self._line:
-            fits = not taken or (
+        for one in list(self._line.values()):
+            if now > one.deadline:
+                _settle(one.answer, TimeIsOver())  # and it is forgotten
+                continue
+            if not taken or (
                 one.settings == taken[0].settings and tokens + one.tokens <= self.tokens_per_batch
-            )
-            if fits:
+            ):
                 taken.append(one)
                 tokens += one.tokens
-            else:
-                rest.append(one)
-        self._line = rest
-        self._tokens -= tokens
+        for one in taken:
+            self._forget(one.answer)
         return taken
 
+    def _put_back(self, batch: list[_Waiting]) -> None:
+        """Gives what a worker was at when it died to the next one."""
+        for one in batch:
+            one.deaths += 1
+            if one.deaths == DEATHS:
+                _settle(one.answer, RuntimeError(f"{DEATHS} processes have died at it"))
+        with self._changed:
+            self._enter([one for one in batch if not one.answer.done()], first=True)
 
-def _is_wanted(one: _Waiting) -> bool:
-    """Whether someone still waits for it, who is told otherwise where its time is over."""
-    if not one.answer.set_running_or_notify_cancel():
-        return False
-    if time.monotonic() > one.deadline:
-        one.answer.set_exception(TimeIsOver())
-        return False
-    return True
+    def _leave(self) -> None:
+        """The end of a worker; with the last one, all that waits."""
+        with self._changed:
+            self._working -= 1
+            closed, left = self._closed, self._working
+            if not left:
+                for answer in list(self._line):
+                    _settle(answer, NoOneWorks())
+        if not closed:
+            log.error("a process that translates has died: %d left", left)
+            if not left:
+                self._on_end()
+
+
+def _settle(answer: Future, outcome: Any) -> None:
+    """Gives a text its translation, or the exception in the place of one."""
+    with contextlib.suppress(InvalidStateError):  # no one waits for it any more
+        if isinstance(outcome, Exception):
+            answer.set_exception(outcome)
+        else:
+            answer.set_result(outcome)

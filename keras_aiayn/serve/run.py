@@ -1,18 +1,25 @@
 """Runs the service until it is told to stop; what it has taken is finished first."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import uvicorn
 
-from keras_aiayn.data import tokenizer as tokenizers
-from keras_aiayn.loading import load
+from keras_aiayn.data.tokenizer import Tokenizer
+from keras_aiayn.loading import load, load_tokenizers
 from keras_aiayn.pool import Pool
+from keras_aiayn.serve import shapes
 from keras_aiayn.serve.app import Asked, Limits, make_app
-from keras_aiayn.translator import Translation
+from keras_aiayn.translator import Translation, Translator
+
+# Calls a function of the translator of a device.
+CallOn: TypeAlias = Callable[[int, Callable[[Translator], Any]], Any]
 
 
 def run(
@@ -33,49 +40,98 @@ def run(
         host: the address to listen at; only this machine reaches the default one.
         port: to listen at.
         devices: that translate, a process for each where there are several.
-        api_key: that every request must carry; none by default.
+        api_key: that every translation must be asked for with; none by default.
         tokens_per_batch: most source tokens translated at a time on a device.
         limits: of a request.
-        say: told where the service listens.
+        say: told how the start goes, and where the service listens.
+
+    Raises:
+        OSError: where the address cannot be listened at.
+        ValueError: where the model cannot be loaded, or there are too few devices.
+        ChildProcessError: when all processes that translate have died.
     """
-    translator = load(model)
-    tokenizer = translator.source_tokenizer
-    pool: AbstractContextManager[Any] = Pool([model], devices) if devices > 1 else nullcontext()
-    with pool as processes:
+    with _bound(host, port) as listener, _on_devices(model, devices) as (tokenizer, call_on):
+        _warm_up(call_on, devices, limits.tokens, tokens_per_batch, say)
+        died = threading.Event()
 
-        def translate(device: int, texts: list[str], asked: Asked) -> list[Translation]:
-            call: dict[str, Any] = {
-                "texts": texts,
-                "details": True,
-                "n_best": asked.n_best,
-                "alignments": asked.alignments,
-                "tokens_per_batch": tokens_per_batch,
-            }
-            if processes is None:
-                return translator.translate(**call)
-            return processes.translate_on(device, call)
+        def end() -> None:
+            died.set()
+            server.should_exit = True
 
-        workers = [functools.partial(translate, device) for device in range(devices)]
-        for worker in workers:
-            worker(["."], Asked())  # what is compiled first need not keep the first client waiting
         app = make_app(
-            workers,
-            functools.partial(_count_tokens, tokenizer),
+            [
+                functools.partial(_translate, call_on, device, tokens_per_batch)
+                for device in range(devices)
+            ],
+            lambda text: len(tokenizer.encode([text])[0]) + 1,
             limits=limits,
             api_key=api_key,
             tokens_per_batch=tokens_per_batch,
+            on_end=end,
         )
-        say(f"listening on http://{host}:{port}, its interface on http://{host}:{port}/docs")
         config = uvicorn.Config(
             app,
-            host=host,
-            port=port,
             log_level="warning",
             backlog=4_096,
             timeout_graceful_shutdown=int(limits.seconds) + 1,
         )
-        uvicorn.Server(config).run()
+        server = uvicorn.Server(config)
+        say(f"listening on http://{host}:{port}, its interface on http://{host}:{port}/docs")
+        server.run([listener])
+        if died.is_set():
+            raise ChildProcessError("all processes that translate have died: start again")
 
 
-def _count_tokens(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[int]:
-    return [len(ids) + 1 for ids in tokenizer.encode(list(texts))]
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket at an address. One that is taken is refused before anything takes time."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise OSError(f"cannot listen at {host}, port {port}: {error}") from None
+    return listener
+
+
+@contextlib.contextmanager
+def _on_devices(model: Path, devices: int) -> Iterator[tuple[Tokenizer, CallOn]]:
+    """The tokenizer of the source, and what calls on the devices."""
+    if devices == 1:
+        translator = load(model)
+        yield translator.source_tokenizer, lambda device, function: function(translator)
+        return
+    with Pool([model], devices) as pool:
+        # The model is in the processes: here it would take the room of another on a device.
+        yield load_tokenizers(model)[0], pool.call_on
+
+
+def _translate(
+    call_on: CallOn, device: int, tokens_per_batch: int, texts: list[str], asked: Asked
+) -> list[Translation]:
+    call = functools.partial(
+        shapes.translate,
+        texts=texts,
+        n_best=asked.n_best,
+        alignments=asked.alignments,
+        tokens_per_batch=tokens_per_batch,
+    )
+    return call_on(device, call)
+
+
+def _warm_up(
+    call_on: CallOn, devices: int, tokens: int, tokens_per_batch: int, say: Callable[[str], None]
+) -> None:
+    """Compiles on each device what it will be asked for, and translates once."""
+    every = functools.partial(shapes.shapes, tokens=tokens, tokens_per_batch=tokens_per_batch)
+    todo = call_on(0, every)
+    with ThreadPoolExecutor(devices) as threads:
+
+        def on_all(function: Callable[..., Any], *arguments: Any) -> None:
+            list(threads.map(lambda device: function(device, *arguments), range(devices)))
+
+        for number, shape in enumerate(todo):
+            if number % 10 == 0:
+                say(f"compiling: {number} of {len(todo)} shapes")
+            on_all(call_on, functools.partial(shapes.compile_shape, shape=shape))
+        on_all(functools.partial(_translate, call_on), tokens_per_batch, ["."], Asked())

@@ -21,16 +21,20 @@ from keras_aiayn.translator import Translation
 pytestmark = pytest.mark.backend_free
 
 JSON = {"Content-Type": "application/json"}
-LIMITS = Limits(bytes=5_000, texts=8, tokens=40, n_best=3, seconds=2.0)
+LIMITS = Limits(bytes=5_000, texts=8, tokens=40, characters=300, n_best=3, seconds=2.0)
 
 
 class Upper:
-    """Stands in for a translator: upper case, after a while."""
+    """Stands in for a translator: upper case, after a while, and when the gate is open."""
 
     def __init__(self, seconds=0.0):
-        self.seconds, self.texts = seconds, []
+        self.seconds, self.began, self.texts = seconds, False, []
+        self.gate = threading.Event()
+        self.gate.set()
 
     def __call__(self, texts, asked):
+        self.began = True
+        self.gate.wait()
         time.sleep(self.seconds)
         self.texts += texts
         if "fail" in texts:
@@ -42,13 +46,16 @@ class Upper:
         ]
 
 
+def words(text):
+    return len(text.split()) + 1
+
+
 @contextlib.contextmanager
 def served(upper, **options):
     """The application behind a real server: its address."""
     app = make_app(
-        [upper], lambda texts: [len(text.split()) + 1 for text in texts],
-        **{"limits": LIMITS, "wait_seconds": 0.005} | options,
-    )  # fmt: skip
+        [upper], **{"count_tokens": words, "limits": LIMITS, "wait_seconds": 0.005} | options
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -103,6 +110,7 @@ def test_one_text_or_many(service):
         ({"texts": "a", "n_best": 9}, 422, "at most 3"),
         ({"texts": ["a"] * 9}, 413, "at most 8"),
         ({"texts": "a " * 50}, 413, "51 tokens; at most 40"),
+        ({"texts": "x" * 400}, 413, "400 characters; at most 300"),
         ({"texts": "x" * 6_000}, 413, "5,000 bytes"),
         ({"texts": "\ud800"}, 422, "surrogate"),
         ({"texts": "fail"}, 500, "the log says why"),
@@ -176,18 +184,127 @@ def test_time_is_over():
         assert answer.status_code == 504 and "0.2 seconds" in error_of(answer)
 
 
+HALF = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n%s\r\n{"
+
+
+def answer_to(connection):
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    return answer.status, json.loads(answer.read())["error"]
+
+
 def test_a_client_that_hangs_up_or_dawdles_harms_no_one():
     with served(Upper(), limits=Limits(seconds=0.5)) as (_, port):
-        half = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
         with socket.create_connection(("127.0.0.1", port)) as gone:
-            gone.sendall(half)
+            gone.sendall(HALF % b"")
         with socket.create_connection(("127.0.0.1", port)) as slow:
-            slow.sendall(half)
-            answer = http.client.HTTPResponse(slow)
-            answer.begin()
-            assert answer.status == 408 and "in time" in json.loads(answer.read())["error"]
+            slow.sendall(HALF % b"")
+            status, error = answer_to(slow)
+            assert status == 408 and "in time" in error
         url = f"http://127.0.0.1:{port}/translate"
         assert httpx.post(url, json={"texts": "a"}).status_code == 200
+
+
+def test_a_body_that_trickles_in_has_no_more_time_than_another():
+    with served(Upper(), limits=Limits(seconds=0.5)) as (_, port):
+        with socket.create_connection(("127.0.0.1", port), timeout=0.1) as slow:
+            slow.sendall(HALF % b"")
+            began = time.monotonic()
+            received = b""
+            while b"in time" not in received:
+                assert time.monotonic() - began < 5
+                slow.sendall(b" ")
+                with contextlib.suppress(TimeoutError):
+                    received += slow.recv(10_000)
+            assert received.startswith(b"HTTP/1.1 408")
+            slow.settimeout(5)
+            with contextlib.suppress(ConnectionResetError):
+                assert slow.recv(10_000) == b""  # and it is not waited for any more
+
+
+def test_the_key_is_asked_for_before_the_body_is_read():
+    with served(Upper(), api_key="secret") as (_, port):
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as stranger:
+            stranger.sendall(HALF % b"")
+            assert answer_to(stranger) == (401, "the API key is missing or wrong")
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as friend:
+            friend.sendall(HALF % b"Authorization: Bearer secret\r\n")
+            assert answer_to(friend)[0] == 408
+
+
+def test_what_a_client_that_hangs_up_asked_for_is_not_translated():
+    upper = Upper()
+    upper.gate.clear()
+    body = json.dumps({"texts": ["gone"] * 8}).encode()
+    head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+
+    with served(upper, tokens_per_batch=4, limits=Limits(seconds=60)) as (_, port):
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+
+        def wait_for(line):
+            deadline = time.monotonic() + 10
+            while line not in client.get("/metrics").text:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+        first = threading.Thread(target=client.post, args=("/translate",),
+                                 kwargs={"json": {"texts": "first"}})  # fmt: skip
+        first.start()
+        while not upper.began:
+            time.sleep(0.01)
+        with socket.create_connection(("127.0.0.1", port)) as gone:
+            gone.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+            wait_for("aiayn_waiting_tokens 16.0")
+        wait_for("aiayn_waiting_tokens 0.0")  # while the first one is still being translated
+        wait_for('aiayn_requests_total{path="/translate",status="499"} 1.0')
+        upper.gate.set()
+        first.join()
+        assert client.post("/translate", json={"texts": "next"}).status_code == 200
+        client.close()
+    assert upper.texts == ["first", "next"]
+
+
+def test_a_request_that_could_never_wait_is_refused_for_good():
+    with served(Upper(), tokens_waiting=20) as (_, port):
+        url = f"http://127.0.0.1:{port}/translate"
+        answer = httpx.post(url, json={"texts": ["a b c"] * 6})
+        assert answer.status_code == 413
+        assert error_of(answer) == "24 tokens in all; at most 20 a request"
+        assert httpx.post(url, json={"texts": ["a b c"] * 5}).status_code == 200
+
+
+def test_counting_a_long_request_leaves_a_turn_to_the_others():
+    def slowly(text):
+        time.sleep(0.1)
+        return 1
+
+    with served(Upper(), count_tokens=slowly) as (_, port):
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=url) as client:
+            client.get("/health")
+            thread = threading.Thread(
+                target=httpx.post, args=(f"{url}/translate",), kwargs={"json": {"texts": ["a"] * 8}}
+            )
+            thread.start()
+            time.sleep(0.15)
+            began = time.monotonic()
+            assert client.get("/health").status_code == 200
+            assert time.monotonic() - began < 0.4
+            thread.join()
+
+
+def test_a_service_whose_workers_are_gone_says_so():
+    def dead(texts, asked):
+        raise ChildProcessError("it has died")
+
+    ended = threading.Event()
+    with served(dead, on_end=ended.set) as (_, port):
+        url = f"http://127.0.0.1:{port}"
+        assert httpx.get(f"{url}/health").status_code == 200
+        answer = httpx.post(f"{url}/translate", json={"texts": "a"})
+        assert answer.status_code == 503 and error_of(answer)
+        assert httpx.get(f"{url}/health").status_code == 503 and ended.wait(5)
+        assert httpx.post(f"{url}/translate", json={"texts": "a"}).status_code == 503
 
 
 def test_a_stop_finishes_what_was_taken():

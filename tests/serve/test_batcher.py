@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_aiayn.serve.batcher import Batcher, Overloaded, TimeIsOver
+from keras_aiayn.serve.batcher import Batcher, NoOneWorks, Overloaded, TimeIsOver
 
 pytestmark = pytest.mark.backend_free
 
@@ -28,6 +28,11 @@ class Upper:
         return [f"{settings}:{text.upper()}" for text in texts]
 
 
+def submit(batcher, text, tokens, settings, seconds):
+    (answer,) = batcher.submit([text], [tokens], settings, seconds)
+    return answer
+
+
 @pytest.fixture
 def upper():
     return Upper()
@@ -44,7 +49,7 @@ def batcher(upper):
 def held(upper, batcher):
     """Holds the worker at a first text, so that what comes then waits."""
     upper.gate.clear()
-    first = batcher.submit("first", 10, 0, 60)
+    first = submit(batcher, "first", 10, 0, 60)
     while batcher.waiting:
         time.sleep(0.001)
     return first
@@ -52,7 +57,7 @@ def held(upper, batcher):
 
 def test_what_waits_is_translated_together_up_to_the_budget(upper, batcher):
     first = held(upper, batcher)
-    answers = [batcher.submit(text, 4, 0, 60) for text in "abcde"]
+    answers = [submit(batcher, text, 4, 0, 60) for text in "abcde"]
     upper.gate.set()
     assert [one.result(5) for one in answers] == [f"0:{text.upper()}" for text in "abcde"]
     assert first.result() == "0:FIRST"
@@ -62,7 +67,7 @@ def test_what_waits_is_translated_together_up_to_the_budget(upper, batcher):
 def test_only_equal_settings_go_together_and_the_first_come_first(upper, batcher):
     held(upper, batcher)
     answers = [
-        batcher.submit(text, 2, kind, 60) for text, kind in zip("abcd", (1, 2, 1, 2), strict=True)
+        submit(batcher, text, 2, kind, 60) for text, kind in zip("abcd", (1, 2, 1, 2), strict=True)
     ]
     upper.gate.set()
     assert [one.result(5) for one in answers] == ["1:A", "2:B", "1:C", "2:D"]
@@ -71,18 +76,46 @@ def test_only_equal_settings_go_together_and_the_first_come_first(upper, batcher
 
 def test_a_long_text_goes_alone_and_a_full_line_refuses(upper, batcher):
     held(upper, batcher)
-    long = batcher.submit("long", 99, 0, 60)  # the line was empty
+    long = submit(batcher, "long", 30, 0, 60)
     with pytest.raises(Overloaded):
-        batcher.submit("late", 1, 0, 60)
+        submit(batcher, "late", 1, 0, 60)
     upper.gate.set()
     assert long.result(5) == "0:LONG"
-    assert batcher.submit("again", 1, 0, 60).result(5) == "0:AGAIN"
+    assert submit(batcher, "again", 1, 0, 60).result(5) == "0:AGAIN"
+
+
+def test_the_texts_of_a_request_come_in_together_or_not_at_all(upper, batcher):
+    held(upper, batcher)
+    answers = batcher.submit(["a", "b"], [8, 8], 0, 60)
+    with pytest.raises(Overloaded):
+        batcher.submit(["c", "d"], [8, 8], 0, 60)
+    assert batcher.waiting == 16
+    upper.gate.set()
+    assert [one.result(5) for one in answers] == ["0:A", "0:B"]
+
+
+def test_what_is_cancelled_makes_room_at_once(upper, batcher):
+    held(upper, batcher)
+    answers = batcher.submit(["a", "b", "c"], [10, 10, 10], 0, 60)
+    answers[1].cancel()
+    assert batcher.waiting == 20
+    late = submit(batcher, "d", 10, 0, 60)
+    upper.gate.set()
+    assert [one.result(5) for one in (answers[0], answers[2], late)] == ["0:A", "0:C", "0:D"]
+    assert batcher.waiting == 0
+
+
+def test_what_is_cancelled_as_it_is_translated_is_no_error(upper, batcher):
+    first = held(upper, batcher)
+    assert first.cancel()
+    upper.gate.set()
+    assert submit(batcher, "next", 1, 0, 60).result(5) == "0:NEXT"
 
 
 def test_what_no_one_waits_for_is_not_translated(upper, batcher):
     held(upper, batcher)
     times = zip("abc", (60, 0.0, 60), strict=True)
-    cancelled, late, wanted = (batcher.submit(text, 1, 0, seconds) for text, seconds in times)
+    cancelled, late, wanted = (submit(batcher, text, 1, 0, seconds) for text, seconds in times)
     assert cancelled.cancel()
     upper.gate.set()
     assert wanted.result(5) == "0:C"
@@ -95,7 +128,7 @@ def test_what_no_one_waits_for_is_not_translated(upper, batcher):
 
 def test_an_error_reaches_those_it_concerns_and_the_worker_goes_on(upper, batcher):
     held(upper, batcher)
-    answers = [batcher.submit(text, 5, 0, 60) for text in ("bad", "beside", "after")]
+    answers = [submit(batcher, text, 5, 0, 60) for text in ("bad", "beside", "after")]
     upper.gate.set()
     for one in answers[:2]:
         with pytest.raises(ValueError, match="bad"):
@@ -103,22 +136,92 @@ def test_an_error_reaches_those_it_concerns_and_the_worker_goes_on(upper, batche
     assert answers[2].result(5) == "0:AFTER"
 
 
+@pytest.mark.parametrize("outcome", [["one too few"], SystemExit("no"), None])
+def test_nothing_that_a_worker_does_ends_it(outcome):
+    outcomes = [outcome, ["fine"]]
+
+    def translate(texts, settings):
+        now = outcomes.pop(0)
+        if isinstance(now, BaseException):
+            raise now
+        return now
+
+    def count(*numbers):
+        raise OSError("the numbers went wrong, which is no client's concern")
+
+    batcher = Batcher([translate], wait_seconds=0.0, on_batch=count)
+    for answer in batcher.submit(["a", "b"], [1, 1], 0, 60):
+        assert answer.exception(5) is not None
+    assert submit(batcher, "c", 1, 0, 60).result(5) == "fine"
+    batcher.close()
+
+
+class Dying(Upper):
+    """Its process is gone, as of a text if one is named."""
+
+    def __init__(self, text=None):
+        super().__init__()
+        self.text = text
+
+    def __call__(self, texts, settings):
+        found = super().__call__(texts, settings)
+        if self.text in (None, *texts):
+            raise ChildProcessError("it has died")
+        return found
+
+
+def test_a_dead_worker_is_asked_no_more_and_loses_nothing():
+    dead, upper, ended = Dying(), Upper(), []
+    batcher = Batcher([dead, upper], wait_seconds=0.0, on_end=lambda: ended.append(1))
+    for number in range(50):
+        assert submit(batcher, f"t{number}", 1, 0, 60).result(5) == f"0:T{number}"
+    while batcher.working > 1:  # it gets a text some time
+        submit(batcher, "more", 1, 0, 60).result(5)
+    assert len(dead.batches) == 1 and not ended
+    batcher.close()
+
+
+def test_the_last_worker_that_dies_ends_the_line():
+    ended = threading.Event()
+    dying = Dying("killer")
+    batcher = Batcher([dying], tokens_per_batch=1, on_end=ended.set)
+    held(dying, batcher)
+    waiting = batcher.submit(["killer", "after"], [1, 1], 0, 60)
+    dying.gate.set()
+    assert ended.wait(5) and batcher.working == batcher.waiting == 0
+    for answer in waiting:
+        assert isinstance(answer.exception(5), NoOneWorks)
+    with pytest.raises(NoOneWorks):
+        submit(batcher, "late", 1, 0, 60)
+    batcher.close()
+
+
+def test_a_text_that_workers_die_of_does_not_take_all_of_them():
+    batcher = Batcher([Dying("killer") for _ in range(3)], wait_seconds=0.0)
+    with pytest.raises(RuntimeError, match="2 processes have died"):
+        submit(batcher, "killer", 1, 0, 60).result(5)
+    while batcher.working > 1:
+        time.sleep(0.001)
+    assert submit(batcher, "good", 1, 0, 60).result(5) == "0:GOOD"
+    batcher.close()
+
+
 def test_closing_finishes_what_was_taken_and_takes_nothing_more(upper):
     batcher = Batcher([upper], wait_seconds=0.01)
     held(upper, batcher)
-    answers = [batcher.submit(text, 4, 0, 60) for text in "abc"]
+    answers = [submit(batcher, text, 4, 0, 60) for text in "abc"]
     threading.Timer(0.05, upper.gate.set).start()
     batcher.close()
     assert all(one.done() for one in answers)
-    with pytest.raises(Overloaded):
-        batcher.submit("late", 1, 0, 60)
+    with pytest.raises(NoOneWorks):
+        submit(batcher, "late", 1, 0, 60)
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 2)), max_size=60))
 def test_each_gets_its_own_answer_on_several_workers(texts):
     uppers = [Upper() for _ in range(3)]
     batcher = Batcher(uppers, tokens_per_batch=32, tokens_waiting=10**6, wait_seconds=0.0)
-    answers = [batcher.submit(f"t{i}", n, kind, 60) for i, (n, kind) in enumerate(texts)]
+    answers = [submit(batcher, f"t{i}", n, kind, 60) for i, (n, kind) in enumerate(texts)]
     assert [one.result(10) for one in answers] == [
         f"{kind}:T{i}" for i, (_, kind) in enumerate(texts)
     ]

@@ -1,0 +1,92 @@
+"""The few shapes in which the service translates, all of them compiled before the first request.
+
+A backend that compiles does so once for each number of rows and each width, and takes seconds for
+it, which no client is to wait for. `translate` pads its batches to any power of two; here they have
+one of few numbers of rows, and no width is above the longest text that is taken. What is rarely
+asked for, n-best and alignments, is compiled when it is.
+"""
+
+from collections.abc import Iterator
+
+import keras
+
+from keras_aiayn.decoding.batches import WIDTHS, SourceBatch, like_length, padded_width
+from keras_aiayn.special_ids import EOS
+from keras_aiayn.translator import Translation, Translator
+
+STEP = 4  # from one number of rows to the next: fewer are compiled sooner, and more are fuller
+
+Shape = tuple[int, int]  # rows, width
+
+
+def shapes(translator: Translator, tokens: int, tokens_per_batch: int) -> list[Shape]:
+    """All shapes of texts of at most so many tokens; none where nothing is compiled."""
+    if keras.backend.backend() == "torch":
+        return []
+    widths = {width for width in WIDTHS if width <= padded_width(tokens)}
+    longest = translator.model.max_length
+    if longest is not None:
+        widths = {min(width, longest) for width in widths}
+    return [
+        (rows, width) for width in sorted(widths) for rows in _row_sizes(width, tokens_per_batch)
+    ]
+
+
+def compile_shape(translator: Translator, shape: Shape) -> None:
+    """Compiles what `translate` runs in a shape: a search whose rows are done from the start."""
+    settings = translator.search_settings()
+    batch = SourceBatch(*shape, longest_prefix=0)
+    translator._search((translator.model,), settings)(
+        batch.sources,
+        batch.limits,
+        max_length=batch.capacity(settings, translator.model.max_length),
+        prefixes=batch.prefixes,
+        seeds=batch.seeds,
+    )
+
+
+def translate(
+    translator: Translator, texts: list[str], n_best: int, alignments: bool, tokens_per_batch: int
+) -> list[Translation]:
+    """What `Translator.translate` gives, with a beam of n-best at least, in few shapes."""
+    results = [Translation("")] * len(texts)
+    for indices, rows in _groups(translator, texts, tokens_per_batch):
+        group = [texts[index] for index in indices]
+        found = translator.translate(
+            group + group[-1:] * (rows - len(group)),
+            details=True,
+            n_best=n_best,
+            beam_size=max(n_best, translator.beam_size),
+            alignments=alignments,
+            tokens_per_batch=tokens_per_batch,
+        )
+        for index, translation in zip(indices, found, strict=False):
+            results[index] = translation
+    return results
+
+
+def _groups(
+    translator: Translator, texts: list[str], tokens_per_batch: int
+) -> Iterator[tuple[list[int], int]]:
+    """The places of the texts that are searched together, and how many there are to be."""
+    real = [index for index, text in enumerate(texts) if text.strip()]  # the others stay empty
+    if keras.backend.backend() == "torch":
+        yield real, len(real)
+        return
+    encoded = translator.source_tokenizer.encode([texts[index] for index in real])
+    sources = {index: [*ids, EOS] for index, ids in zip(real, encoded, strict=True) if ids}
+    longest = translator.model.max_length
+    for indices, width, _ in like_length(sources, tokens_per_batch, longest):
+        sizes = _row_sizes(width, tokens_per_batch)
+        yield indices, next(rows for rows in sizes if rows >= len(indices))
+
+
+def _row_sizes(width: int, tokens_per_batch: int) -> list[int]:
+    """The numbers of rows of a width: powers, and as many as are searched at a time."""
+    full = max(1, tokens_per_batch // width)
+    sizes = []
+    rows = 1
+    while rows < full:
+        sizes.append(rows)
+        rows *= STEP
+    return [*sizes, full]
