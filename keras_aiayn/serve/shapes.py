@@ -8,9 +8,8 @@ asked for, n-best and alignments, is compiled when it is.
 
 from collections.abc import Iterator
 
-import keras
-
 from keras_aiayn.decoding.batches import WIDTHS, SourceBatch, like_length, padded_width
+from keras_aiayn.decoding.compiled import takes_any_shape
 from keras_aiayn.special_ids import EOS
 from keras_aiayn.translator import Translation, Translator
 
@@ -20,8 +19,8 @@ Shape = tuple[int, int]  # rows, width
 
 
 def shapes(translator: Translator, tokens: int, tokens_per_batch: int) -> list[Shape]:
-    """All shapes of texts of at most so many tokens; none where nothing is compiled."""
-    if keras.backend.backend() == "torch":
+    """All shapes of texts of at most so many tokens; none where a new one costs nothing."""
+    if takes_any_shape():
         return []
     widths = {width for width in WIDTHS if width <= padded_width(tokens)}
     longest = translator.model.max_length
@@ -70,7 +69,7 @@ def _groups(
 ) -> Iterator[tuple[list[int], int]]:
     """The places of the texts that are searched together, and how many there are to be."""
     real = [index for index, text in enumerate(texts) if text.strip()]  # the others stay empty
-    if keras.backend.backend() == "torch":
+    if takes_any_shape():
         yield real, len(real)
         return
     encoded = translator.source_tokenizer.encode([texts[index] for index in real])
