@@ -1,5 +1,6 @@
 """What transformers' Marian generates from a folder, the imported translator translates."""
 
+import functools
 import io
 import json
 import re
@@ -25,7 +26,8 @@ TEXTS = ["two dogs run", "the man sings", "x", "one two three four five six seve
 LONGEST = 30
 
 
-def spm(seed, words=WORDS, size=34):
+@functools.cache
+def spm(seed, words=tuple(WORDS), size=34):
     """A SentencePiece model, as Marian's: none of its special ids is ours."""
     generator = np.random.default_rng(seed)
     lines = [" ".join(generator.choice(words, 6)) for _ in range(400)]
@@ -36,7 +38,31 @@ def spm(seed, words=WORDS, size=34):
     return model.getvalue()
 
 
-def folder_of(path, seed=1, safe=True, **changes):
+def teach(model, pieces, protos, steps):
+    """Teaches it to write words backwards: it ends then, and writes something else for each."""
+    processors = [sentencepiece.SentencePieceProcessor(model_proto=proto) for proto in protos]
+    pad = pieces["<pad>"]
+
+    def ids(processor, lines):
+        rows = [[*(pieces[p] for p in processor.encode(line, out_type=str)), 0] for line in lines]
+        return torch.nn.utils.rnn.pad_sequence(
+            list(map(torch.tensor, rows)), batch_first=True, padding_value=pad
+        )
+
+    generator = np.random.default_rng(1)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(steps):
+        words = [generator.choice(WORDS, generator.integers(1, 7)) for _ in range(16)]
+        source = ids(processors[0], [" ".join(line) for line in words])
+        target = ids(processors[1], [" ".join(line[::-1]) for line in words])
+        labels = target.masked_fill(target == pad, -100)
+        optimizer.zero_grad()
+        model(input_ids=source, attention_mask=source != pad, labels=labels).loss.backward()
+        model.model.shared.weight.grad[pad] = 0
+        optimizer.step()
+
+
+def folder_of(path, seed=1, safe=True, steps=0, **changes):
     """A model with made weights, as transformers saves it."""
     protos = {"source": spm(1), "target": spm(2)}
     pieces = {"</s>": 0, "<unk>": 1}
@@ -63,8 +89,8 @@ def folder_of(path, seed=1, safe=True, **changes):
             if name.endswith("bias") or "layer_norm" in name:
                 tensor += 0.2 * torch.randn_like(tensor)
         model.final_logits_bias.normal_()
-        model.final_logits_bias[0, 0] += 5  # outputs end
         model.model.shared.weight[pieces["<pad>"]] = 0
+    teach(model, pieces, protos.values(), steps)
     path.mkdir()
     model.save_pretrained(path, safe_serialization=safe) if safe else torch.save(
         model.state_dict(), path / "pytorch_model.bin"
@@ -87,15 +113,27 @@ def generated(model, pieces, ids, **options):
     return [names[i] for i in found if names[i] != "<pad>"]
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
-@pytest.mark.parametrize(
-    ("changes", "safe"),
-    [({}, True), ({"activation_function": "relu", "d_model": 24}, False), ({"encoder_layers": 1,
-     "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}, True)],
+@pytest.fixture(
+    scope="module",
+    params=[
+        {},
+        {"activation_function": "relu", "d_model": 24, "safe": False},
+        {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+         "decoder_attention_heads": 2},
+    ],
 )  # fmt: skip
-def test_the_ids_are_those_of_generate(tmp_path, changes, safe, beam_size):
-    theirs, pieces = folder_of(tmp_path / "folder", safe=safe, **changes)
-    ours = marian.load(tmp_path / "folder")
+def taught(request, tmp_path_factory):
+    """Theirs, its pieces, and ours."""
+    folder = tmp_path_factory.mktemp("taught") / "folder"
+    theirs, pieces = folder_of(folder, steps=400, **request.param)
+    return theirs, pieces, marian.load(folder)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_the_ids_are_those_of_generate(taught, beam_size):
+    """Theirs takes an ending among the best K candidates only, ours among 2K: these weights are
+    such that nothing better is missed by it."""
+    theirs, pieces, ours = taught
     found = ours.translate(
         TEXTS, beam_size=beam_size, length_penalty=0.0, max_length=LONGEST, details=True
     )
@@ -105,7 +143,7 @@ def test_the_ids_are_those_of_generate(tmp_path, changes, safe, beam_size):
         assert translation.tokens == expected
     # What is cut they rank among what has ended, and where all is alike there is little to see.
     assert not any(translation.hit_limit for translation in found)
-    assert len({translation.text for translation in found}) >= 3
+    assert len({translation.text for translation in found}) >= 4
 
 
 def test_it_is_saved_and_loaded_with_both_tokenizers(tmp_path):
@@ -230,7 +268,7 @@ def test_a_file_that_is_damaged_is_one_line(whole, tmp_path, damage):
 
 
 def test_what_only_looks_like_a_code_or_a_mark_is_text():
-    proto = spm(1, words=["one", "ten", "three", "two", "nine"], size=14)
+    proto = spm(1, words=("one", "ten", "three", "two", "nine"), size=14)
     processor = sentencepiece.SentencePieceProcessor(model_proto=proto)
     own = [processor.id_to_piece(i) for i in range(3, processor.vocab_size())]
     vocabulary = ["<pad>", "<unk>", "<s>", "</s>", ">>fr<<", ">", *own]
