@@ -252,13 +252,15 @@ def test_what_a_client_that_hangs_up_asked_for_is_not_translated():
         first.start()
         while not upper.began:
             time.sleep(0.01)
-        with socket.create_connection(("127.0.0.1", port)) as gone:
-            gone.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
-            wait_for("aiayn_waiting_tokens 16.0")
-        wait_for("aiayn_waiting_tokens 0.0")  # while the first one is still being translated
-        wait_for('aiayn_requests_total{path="/translate",status="499"} 1.0')
-        upper.gate.set()
-        first.join()
+        try:
+            with socket.create_connection(("127.0.0.1", port)) as gone:
+                gone.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+                wait_for("aiayn_waiting_tokens 16.0")
+            wait_for("aiayn_waiting_tokens 0.0")  # while the first one is still being translated
+            wait_for('aiayn_requests_total{path="/translate",status="499"} 1.0')
+        finally:
+            upper.gate.set()
+            first.join()
         assert client.post("/translate", json={"texts": "next"}).status_code == 200
         client.close()
     assert upper.texts == ["first", "next"]
