@@ -110,26 +110,6 @@ def peak_flops(side: int) -> float:
     return 2 * PRODUCTS * side**3 / min(seconds[1:])
 
 
-def peak_memory() -> int:
-    """The most bytes in use so far on the accelerator, or of this process where there is none."""
-    import keras
-
-    if keras.backend.backend() == "jax":
-        import jax
-
-        stats = jax.devices()[0].memory_stats()
-        if stats:
-            return stats["peak_bytes_in_use"]
-    else:
-        import torch
-
-        if torch.cuda.is_available():
-            return torch.cuda.max_memory_allocated()
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
-
-
 def fused_attentions(model: Any, batch: tuple) -> dict[str, int]:
     """How many attentions of a training step each fused kernel computes, forward."""
     import keras
@@ -186,6 +166,7 @@ def device_name() -> str:
 def measure(options: argparse.Namespace) -> None:
     """In a process of its own: prints the figures of one size on Keras's backend."""
     from keras_aiayn.decoding.compiled import has_accelerator
+    from keras_aiayn.training.memory import peak_memory
 
     if not (options.tiny or has_accelerator()):
         print("null")
@@ -196,12 +177,12 @@ def measure(options: argparse.Namespace) -> None:
         for seed in range(BATCHES)
     ]
     seconds = curves.step_seconds(model, batches, options.steps, options.groups)
-    memory = peak_memory()  # of training: what comes after needs some as well
+    held = peak_memory()  # of training: what comes after needs some as well
     figures = {
         "device": device_name(),
         "seconds": seconds,
         "flops": flops(config, *batches[0][1].shape[:1], options.length, options.length),
-        "memory": memory,
+        "memory": held.get("peak_device_memory_mb", held["peak_memory_mb"]) * 2**20,
         "fused": fused_attentions(model, batches[0]),
         "attentions": 3 * config.num_layers,
         "peak": peak_flops(options.side),

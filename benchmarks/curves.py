@@ -66,7 +66,7 @@ def seconds(run: Callable[[], Any], rounds: int) -> float:
 def step_seconds(model: Any, batches: Sequence[tuple], steps: int, groups: int) -> list[float]:
     """Seconds of a training step, in each group of steps but a first one that compiles.
 
-    All are steps of one `fit`, which traces the model anew as it begins.
+    All are steps of one `fit`: what it prepares as it begins does not count.
 
     Args:
         model: a compiled one.

@@ -26,12 +26,6 @@ TOKENS = 4_096
 EDGES = list(range(8, 65, 8))
 
 
-def anonymous_mb() -> float:
-    """The memory that this process holds beside files, in MB (Linux)."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("RssAnon:")[1].split()[0]) / 2**10
-
-
 def preparing(rounds: int) -> float:
     """Pairs a second of `prepare`, the learning of the subwords included."""
     rates = []
@@ -117,15 +111,16 @@ def main() -> None:
         rate, share, shapes = measured(make, data, options.rounds)
         rows.append([name, f"{rate:,.0f}", f"{rate / options.training:.0f}", f"{100 * share:.1f} %",
                      shapes])  # fmt: skip
-    before = anonymous_mb()
+    before = workers.anonymous_mb()
     for _ in itertools.chain.from_iterable(ours(data, epoch) for epoch in range(20)):
         pass
+    grown = workers.anonymous_mb() - before
     header = ["pipeline", "target tokens/s", f"over {options.training:,.0f} of training",
               "real tokens", "shapes in an epoch"]  # fmt: skip
     workers.write_section(
         "Data",
         f"`prepare`: {preparing(options.rounds):,.0f} pairs/s. Twenty epochs of our pipeline grew "
-        f"the process by {anonymous_mb() - before:+.0f} MB.\n\n{workers.table(header, rows)}",
+        f"the process by {grown:+.0f} MB.\n\n{workers.table(header, rows)}",
     )
 
 

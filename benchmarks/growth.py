@@ -158,9 +158,9 @@ def measure(kind: str, folder: Path, sizes: dict[str, int], rounds: int) -> None
 
     keep_freed_memory()  # so that what is held in the end is the most that was held
     KINDS[kind](folder, SMALLEST)(1)  # loads what is loaded once
-    before = scale.anonymous_mb()
+    before = workers.anonymous_mb()
     seconds = KINDS[kind](folder, sizes)(rounds)
-    print(json.dumps([seconds, max(RESOLUTION, scale.anonymous_mb() - before)]))
+    print(json.dumps([seconds, max(RESOLUTION, workers.anonymous_mb() - before)]))
 
 
 def run(kind: str, sizes: dict[str, int], options: argparse.Namespace) -> list[float]:

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 
+import curves
 import keras
 import numpy as np
 import workers
@@ -27,7 +28,6 @@ VOCABULARIES = (8_000, 16_000, 37_000)
 def measure(rows: int, vocabulary: int, keep_freed: bool, remat: bool) -> None:
     """Prints the median seconds of a step, and the peak memory in MB."""
     import resource
-    import time
 
     from keras_aiayn import LabelSmoothedCrossentropy, TransformerConfig
     from keras_aiayn.training.memory import keep_freed_memory
@@ -43,13 +43,9 @@ def measure(rows: int, vocabulary: int, keep_freed: bool, remat: bool) -> None:
     model.optimizer.build(model.trainable_variables)
     ids = np.random.default_rng(1).integers(4, vocabulary, (3, rows, LENGTH))
     inputs = {"encoder_token_ids": ids[0], "decoder_token_ids": ids[1]}
-    seconds = []
-    for _ in range(STEPS):
-        began = time.perf_counter()
-        model.train_on_batch(inputs, ids[2])
-        seconds.append(time.perf_counter() - began)
+    seconds = curves.step_seconds(model, [(inputs, ids[2])], 1, STEPS)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    print(json.dumps([statistics.median(seconds[3:]), peak]))  # the first ones compile
+    print(json.dumps([statistics.median(seconds), peak]))
 
 
 def run(

@@ -17,15 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from workers import anonymous_mb
 
 TOKENS_PER_BATCH, BATCHES, PROCESSES = 2_048, 200, 4
 POOL = 200_000  # different texts; with its number every pair is different
-
-
-def anonymous_mb() -> float:
-    """The memory that this process holds beside files, in MB (Linux)."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("RssAnon:")[1].split()[0]) / 2**10
 
 
 def make(folder: Path, pairs: int) -> None:

@@ -80,6 +80,12 @@ def rounds(workers: dict[str, Worker], number: int, **request: Any) -> dict[str,
     return answers
 
 
+def anonymous_mb() -> float:
+    """The memory that this process holds beside files, in MB (Linux)."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) / 2**10
+
+
 def median_ratio(ours: list[float], theirs: list[float]) -> float:
     """The median of the ratios of the pairs."""
     return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))

@@ -144,9 +144,16 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Refuses what would fail later and further away."""
-        sizes = ("steps", "tokens_per_batch", "warmup_steps", "learning_rate_scale")
-        counts = ("accumulation", "max_shapes", "keep_last", "epsilon")
-        for name in (*sizes, *counts):
+        for name in (
+            "steps",
+            "tokens_per_batch",
+            "warmup_steps",
+            "learning_rate_scale",
+            "epsilon",
+            "accumulation",
+            "max_shapes",
+            "keep_last",
+        ):
             value = getattr(self, name)
             _check(0 < value < math.inf, f"`{name}` must be positive", name, self)
         for name in ("beta_1", "beta_2"):

@@ -7,7 +7,6 @@ archive. So before Keras sees a file, what it holds is compared with what a tran
 import io
 import json
 import os
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -78,9 +77,7 @@ def load_tokenizers(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]
     path = Path(path)
     try:
         _check(path)  # so that no member lies elsewhere than its name should
-        with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
-            archive.extractall(folder, [n for n in archive.namelist() if n.startswith("assets/")])
-            return tokenizers.load(Path(folder) / "assets")
+        return tokenizers.load_from_keras(path)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{path} has no tokenizers that can be read: {reason}") from error

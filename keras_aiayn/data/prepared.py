@@ -19,8 +19,6 @@ import hashlib
 import itertools
 import json
 import os
-import tempfile
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -335,20 +333,7 @@ def _tokenizers_of(path: Path) -> tuple[Tokenizer, Tokenizer]:
     if path.suffix != ".keras":
         shared = tokenizers.SentencePieceTokenizer(path.read_bytes())
         return shared, shared
-    names = {kind.asset_name for kind in tokenizers.KINDS.values()}
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            with zipfile.ZipFile(path) as archive:
-                assets = [name for name in archive.namelist() if name.split("/")[-1] in names]
-                archive.extractall(folder, assets)
-        except zipfile.BadZipFile:
-            raise ValueError(f"`tokenizer_from`: {path} is damaged, or no Keras file") from None
-        homes = {(Path(folder) / name).parent for name in assets}
-        if len(homes) == 2:  # its folders `source` and `target`
-            homes = {home.parent for home in homes}
-        if len(homes) != 1:
-            raise ValueError(f"`tokenizer_from`: there is no tokenizer in {path}")
-        return tokenizers.load(homes.pop())
+    return tokenizers.load_from_keras(path)
 
 
 Rule = Callable[[str, str, int, int], str | None]

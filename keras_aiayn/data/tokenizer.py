@@ -17,6 +17,8 @@ import json
 import os
 import random
 import re
+import tempfile
+import zipfile
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -654,6 +656,36 @@ def load(folder: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
         return _load_one(folder / "source"), _load_one(folder / "target")
     shared = _load_one(folder)
     return shared, shared
+
+
+def load_from_keras(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
+    """Reads what `save` wrote into a `.keras` file, wherever in it that stands.
+
+    Args:
+        path: The file; nothing else of it is read.
+
+    Returns:
+        The source and the target tokenizer; one object twice where they are shared.
+
+    Raises:
+        ValueError: If it is damaged or unpacks to more than it holds, or has no tokenizer.
+    """
+    names = {kind.asset_name for kind in KINDS.values()}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                assets = [one for one in archive.infolist() if one.filename.split("/")[-1] in names]
+                if sum(one.file_size for one in assets) > os.path.getsize(path):
+                    raise ValueError(f"{path}: its tokenizer is larger than the file")
+                archive.extractall(folder, assets)
+        except zipfile.BadZipFile:
+            raise ValueError(f"{path} is damaged, or no Keras file") from None
+        homes = {(Path(folder) / one.filename).parent for one in assets}
+        if len(homes) == 2:  # its folders `source` and `target`
+            homes = {home.parent for home in homes}
+        if len(homes) != 1:
+            raise ValueError(f"there is no tokenizer in {path}")
+        return load(homes.pop())
 
 
 def _load_one(folder: Path) -> Tokenizer:

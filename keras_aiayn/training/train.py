@@ -259,10 +259,9 @@ def _check_corpus(data: Prepared, configs: Configs) -> None:
 def _check_average(config: TrainingConfig, average: int) -> None:
     """Refuses an average of more checkpoints than will be there."""
     every = config.checkpoint_every
-    if config.checkpoint_minutes or not every:
-        kept = config.keep_last  # how many there will be is not known
-    else:
-        kept = min(config.keep_last, -(-config.steps // every))
+    kept = config.keep_last
+    if not config.checkpoint_minutes:  # by time, how many there will be is not known
+        kept = min(kept, -(-config.steps // every))
     if not 1 <= average <= kept:
         raise ValueError(
             f"an average is of 1 to {kept} checkpoints here. Received: average={average}, "

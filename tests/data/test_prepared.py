@@ -216,10 +216,13 @@ def test_tokenizers_that_are_not_there_are_missed(tmp_path, train):
     (tmp_path / "text.keras").write_text("no zip")
     with zipfile.ZipFile(tmp_path / "bare.keras", "w") as archive:
         archive.writestr("config.json", "{}")
+    with zipfile.ZipFile(tmp_path / "bomb.keras", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("assets/marian.json", bytes(1 << 24))
     for name, error, message in [
         ("nowhere", FileNotFoundError, "there is no file or folder"),
         ("text.keras", ValueError, "is damaged, or no Keras file"),
         ("bare.keras", ValueError, "there is no tokenizer in"),
+        ("bomb.keras", ValueError, "its tokenizer is larger than the file"),
         ("train.en", ValueError, "is not a SentencePiece model"),
     ]:
         with pytest.raises(error, match=message):
