@@ -5,8 +5,9 @@
 Each figure is the median of pairs of new processes, one of which has the setting and one has not,
 in turn. The model is `tiny` with 8,000 subwords, the batch 64 x 32 tokens on either side.
 
-Then the peak against the tokens of a batch and the vocabulary. Two numbers are fitted to it: the
-bytes that each token takes, and how many float32 arrays of the size of the logits live at once.
+Then the peak against the tokens of a batch and the vocabulary, with freed memory given back, so
+that it is what was needed at once. Two numbers are fitted to it: the bytes that each token takes,
+and how many float32 arrays of the size of the logits live at once.
 """
 
 import argparse
@@ -71,7 +72,9 @@ def compare(name: str, pairs: int, before: dict[str, bool], after: dict[str, boo
 
 def against_sizes() -> str:
     """The peak for several batches and vocabularies, and what it is made of."""
-    peaks = {(rows, size): run(rows, size)[1] for rows in ROWS for size in VOCABULARIES}
+    peaks = {
+        (rows, size): run(rows, size, keep_freed=False)[1] for rows in ROWS for size in VOCABULARIES
+    }
     # The program itself; the weights of each subword; what each token, and each logit takes.
     factors = [[1, size, rows * LENGTH, rows * LENGTH * size] for rows, size in peaks]
     (_, _, token, logit), *_ = np.linalg.lstsq(
@@ -91,21 +94,21 @@ def against_sizes() -> str:
 def main() -> None:
     """Compares, or as one of the processes measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=5, help="0 for the sizes alone.")
     parser.add_argument("--one", type=int, nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         rows, vocabulary, keep_freed, remat = options.one
         measure(rows, vocabulary, bool(keep_freed), bool(remat))
         return
-    settings = compare(
-        "freed memory kept", options.pairs, {"keep_freed": False}, {"keep_freed": True}
-    ) + compare("blocks computed again", options.pairs, {"remat": False}, {"remat": True})
-    header = ["setting", "without", "with", f"ratio, median of {options.pairs} pairs"]
-    workers.write_section(
-        f"Memory of a training step, {keras.backend.backend()}",
-        f"{workers.table(header, settings)}\n\n{against_sizes()}",
-    )
+    backend = keras.backend.backend()
+    if options.pairs:
+        settings = compare(
+            "freed memory kept", options.pairs, {"keep_freed": False}, {"keep_freed": True}
+        ) + compare("blocks computed again", options.pairs, {"remat": False}, {"remat": True})
+        header = ["setting", "without", "with", f"ratio, median of {options.pairs} pairs"]
+        workers.write_section(f"Memory and settings, {backend}", workers.table(header, settings))
+    workers.write_section(f"Memory and sizes, {backend}", against_sizes())
 
 
 if __name__ == "__main__":

@@ -49,12 +49,9 @@ def _with_gradient(targets: Any, label_smoothing: float) -> Any:
 
     @ops.custom_gradient
     def statistics(logits: Any) -> tuple[Any, Callable]:
-        size = logits.shape[-1]
-        share = label_smoothing / (size - 1)
-        largest = ops.max(logits, axis=-1, keepdims=True)  # (B, T, 1)
-        normalizer = ops.sum(ops.exp(logits - largest), axis=-1)
-        largest = ops.squeeze(largest, axis=-1)
-        log_normalizer = ops.log(normalizer) + largest  # (B, T)
+        share = label_smoothing / (logits.shape[-1] - 1)
+        largest = ops.max(logits, axis=-1)  # (B, T)
+        log_normalizer = ops.log(_sum_of_exp(logits, largest)) + largest
         target_logit = ops.squeeze(
             ops.take_along_axis(logits, ops.expand_dims(targets, -1), axis=-1), axis=-1
         )
@@ -66,16 +63,52 @@ def _with_gradient(targets: Any, label_smoothing: float) -> Any:
         def gradient(*given: Any, upstream: Any = None) -> Any:
             upstream = given[0] if upstream is None else upstream  # torch names it
             of_loss, of_nll = upstream[0], upstream[1]  # (B, T)
-            both, others = of_loss + of_nll, of_loss * share
-            of_target = of_loss * rest + of_nll
-            is_target = ops.equal(ops.arange(size, dtype="int32"), targets[..., None])
-            # Not by a scatter: where devices share a batch, XLA would gather all of it first.
-            taken = ops.where(is_target, (others + of_target)[..., None], others[..., None])
-            return ops.softmax(logits, axis=-1) * both[..., None] - taken
+            return _times_softmax_less(
+                logits, of_loss + of_nll, of_loss * share, targets, of_loss * rest + of_nll
+            )
 
         return ops.stack([loss, nll, is_best]), gradient
 
     return statistics
+
+
+def _sum_of_exp(logits: Any, largest: Any) -> Any:
+    """The sum of `exp(logits - largest)` over the vocabulary, (B, T)."""
+    shifted = logits - ops.expand_dims(largest, -1)
+    # Torch would make a second array for the powers; TensorFlow and XLA write over the first.
+    powers = shifted.exp_() if keras.backend.backend() == "torch" else ops.exp(shifted)
+    return ops.sum(powers, axis=-1)
+
+
+def _times_softmax_less(logits: Any, factor: Any, less: Any, targets: Any, of_target: Any) -> Any:
+    """`softmax(logits) * factor - less`, and `of_target` less at each target; one array is made.
+
+    Args:
+        logits: (B, T, V).
+        factor: (B, T).
+        less: (B, T).
+        targets: ids (B, T).
+        of_target: (B, T).
+    """
+    backend = keras.backend.backend()
+    factor, less = ops.expand_dims(factor, -1), ops.expand_dims(less, -1)
+    places, at_target = ops.expand_dims(targets, -1), ops.expand_dims(of_target, -1)
+    if backend == "jax":
+        # XLA makes one loop of it. Not by a scatter: where devices share a batch, it would gather
+        # all of it first.
+        is_target = ops.equal(ops.arange(logits.shape[-1], dtype="int32"), places)
+        return ops.softmax(logits, axis=-1) * factor - ops.where(is_target, less + at_target, less)
+    made = ops.softmax(logits, axis=-1)
+    if backend == "torch":
+        return made.mul_(factor).sub_(less).scatter_add_(-1, places.long(), -at_target)
+    import tensorflow as tf
+
+    # Operations write over an array that nothing else wants.
+    made = tf.reshape(made * factor - less, (-1, logits.shape[-1]))
+    rows = tf.range(tf.shape(made)[0])
+    places = tf.stack([rows, tf.reshape(targets, (-1,))], axis=1)
+    made = tf.tensor_scatter_nd_sub(made, places, tf.reshape(of_target, (-1,)))
+    return tf.reshape(made, tf.shape(logits))
 
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")
