@@ -3,10 +3,12 @@
     python benchmarks/decode.py run/model.keras --source test_2016_flickr.en
     python benchmarks/decode.py run/model.keras --size base --source newstest2013.en
 
-All systems have the same weights and translate the same batches of sentences with a length
-penalty of 0; an output has at most 50 tokens more than its input. The batches are sorted by
-length, as every system sorts them. Counted are the tokens of the best outputs, EOS included. With
-`--size` the weights are random, so that no output ends by itself: each is as long as its input.
+All systems have the same weights and translate the same sentences with a length penalty of 0; an
+output has at most 50 tokens more than its input. So many sentences are searched at a time, sorted
+by length; CTranslate2 takes those that are done out of its batches, ours puts others in their
+place, the other two wait for the longest of each batch. Counted are the tokens of the best
+outputs, EOS included. With `--size` the weights are random, so that no output ends by itself: each
+is as long as its input.
 
 CTranslate2, transformers and KerasHub come with the extra [bench].
 """
@@ -25,15 +27,8 @@ OURS = {"ours, TensorFlow": "tensorflow", "ours, JAX": "jax", "ours, PyTorch": "
 KERAS_HUB = {f"KerasHub, {name.removeprefix('ours, ')}": b for name, b in OURS.items()}
 
 
-def batches(lines: list[str], size: int, encode: Any) -> list[list[str]]:
-    """The sentences by length, in batches."""
-    lengths = [len(ids) for ids in encode(lines)]
-    order = sorted(range(len(lines)), key=lambda i: -lengths[i])
-    return [[lines[i] for i in order[at : at + size]] for at in range(0, len(order), size)]
-
-
 class System:
-    """A way to translate: `translate` gives the tokens of each output, without pads."""
+    """A way to translate: `translate_all` gives the tokens of each output, without pads."""
 
     def __init__(self, model: Path, extra: int):
         from keras_aiayn.loading import load
@@ -44,6 +39,20 @@ class System:
     def ids(self, batch: list[str]) -> list[list[int]]:
         """Pieces and EOS of each sentence."""
         return [[*ids, 3] for ids in self.tokenizer.encode(batch)]
+
+    def translate_all(self, lines: list[str], size: int, beam: int) -> list[list[int]]:
+        """Sorted by length, in batches, one after another."""
+        lengths = [len(ids) for ids in self.tokenizer.encode(lines)]
+        order = sorted(range(len(lines)), key=lambda i: -lengths[i])
+        found = {}
+        for at in range(0, len(order), size):
+            part = order[at : at + size]
+            found |= dict(zip(part, self.translate([lines[i] for i in part], beam), strict=True))
+        return [found[i] for i in range(len(lines))]
+
+    def translate(self, batch: list[str], beam: int) -> list[list[int]]:
+        """The outputs of one batch."""
+        raise NotImplementedError
 
     def padded(self, batch: list[str]) -> Any:
         """The same as an array (B, S), and the longest output."""
@@ -59,11 +68,11 @@ class System:
 class Ours(System):
     """This package, on Keras's backend."""
 
-    def translate(self, batch: list[str], beam: int) -> list[list[int]]:
+    def translate_all(self, lines: list[str], size: int, beam: int) -> list[list[int]]:
         """By `Translator.translate`, as anyone would."""
         found = self.translator.translate(
-            batch, beam_size=beam, length_penalty=0.0, max_extra_length=self.extra,
-            tokens_per_batch=10**9, details=True,
+            lines, beam_size=beam, length_penalty=0.0, max_extra_length=self.extra,
+            tokens_per_batch=10**9, batch_size=size, details=True,
         )  # fmt: skip
         return [one.token_ids for one in found]
 
@@ -83,11 +92,12 @@ class CTranslate2(System):
                 f"{folder}/model", compute_type=compute_type, intra_threads=0
             )
 
-    def translate(self, batch: list[str], beam: int) -> list[list[int]]:
+    def translate_all(self, lines: list[str], size: int, beam: int) -> list[list[int]]:
         """By `translate_batch`."""
-        ids = self.ids(batch)
+        ids = self.ids(lines)
         found = self.engine.translate_batch(
             [self.tokenizer.pieces(one[:-1]) for one in ids],
+            max_batch_size=size,
             beam_size=beam,
             length_penalty=0,
             max_decoding_length=max(map(len, ids)) + self.extra,
@@ -180,7 +190,8 @@ class KerasHub(System):
     def translate(self, batch: list[str], beam: int) -> list[list[int]]:
         """By KerasHub's sampler, compiled as its models compile it."""
         sources, longest = self.padded(batch)
-        found = self.search(sources, beam=beam, longest=longest)[:, 1:].tolist()
+        found = self.search(sources, beam=beam, longest=longest)
+        found = found[:, 1:].tolist()
         return [row[: row.index(3) + 1] if 3 in row else row for row in found]
 
 
@@ -197,18 +208,13 @@ def work(options: argparse.Namespace) -> None:
     made = system(options.worker, options.model, options.extra)
 
     def handle(lines: list[str], size: int, beam: int) -> dict[str, Any]:
-        parts = batches(lines, size, made.tokenizer.encode)
         began = time.perf_counter()
-        found = [made.translate(part, beam) for part in parts]
+        found = made.translate_all(lines, size, beam)
         seconds = time.perf_counter() - began
         # Others know one limit for a batch; each sentence has its own.
-        limits = {line: len(made.ids([line])[0]) + made.extra for line in lines}
-        outputs = {
-            line: ids[: limits[line]]
-            for line, ids in zip(sum(parts, []), sum(found, []), strict=True)
-        }
-        tokens = sum(map(len, outputs.values()))
-        return {"seconds": seconds, "tokens": tokens, "ids": [outputs[line] for line in lines]}
+        limits = [len(ids) + made.extra for ids in made.ids(lines)]
+        outputs = [ids[:limit] for ids, limit in zip(found, limits, strict=True)]
+        return {"seconds": seconds, "tokens": sum(map(len, outputs)), "ids": outputs}
 
     workers.serve(handle)
 

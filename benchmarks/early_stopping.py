@@ -2,13 +2,14 @@
 
     python benchmarks/early_stopping.py run/model.keras --source test_2016_flickr.en
 
-Every batch is searched twice, to the end and until the result is proven: tokens and scores must be
-the same. The steps of both are counted. Then the first batch is searched again, and the programs
-that were compiled for it are counted: there must be no new one.
+All sentences are searched twice, to the end and until the result is proven: tokens and scores must
+be the same. The steps of both are counted. Then they are searched again, and the programs that
+were compiled for it are counted: there must be no new one.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import logging
 import time
@@ -20,25 +21,31 @@ import numpy as np
 import workers
 
 from keras_aiayn.data import corpus
-from keras_aiayn.decoding.batches import SourceBatch, like_length
-from keras_aiayn.decoding.compiled import search_function
+from keras_aiayn.decoding.batches import Sentence, shapes_for
+from keras_aiayn.decoding.loop import SearchResult
+from keras_aiayn.decoding.stream import CompiledSearch
 from keras_aiayn.loading import load
 from keras_aiayn.special_ids import EOS
 
 
-def searches(translator: Any, lines: list[str], beam_size: int) -> list[tuple[tuple, dict]]:
-    """The arguments of the search of each batch."""
-    asked = translator.search_settings(beam_size=beam_size)
-    encoded = translator.source_tokenizer.encode(lines)
-    sources = {i: [*ids, EOS] for i, ids in enumerate(encoded) if ids}
-    made = []
-    for indices, width, rows in like_length(sources, 1_024, translator.model.max_length):
-        batch = SourceBatch(rows, width, 0)
-        for row, index in enumerate(indices):
-            batch.put(row, sources[index], [], asked, translator.model.max_length)
-        capacity = batch.capacity(asked, translator.model.max_length)
-        made.append(((batch.sources, batch.limits), {"max_length": capacity}))
-    return made
+def searched(translator: Any, lines: list[str], beam_size: int, early: bool) -> Any:
+    """A function that searches for all lines, and gives what was found for each."""
+    asked = translator.search_settings(beam_size=beam_size, n_best=beam_size)
+    longest = translator.model.max_length
+    sentences = [
+        Sentence.asked_for([*ids, EOS], asked, longest)
+        for ids in translator.source_tokenizer.encode(lines)
+        if ids
+    ]
+    method = dataclasses.replace(asked.method, early_stopping=early)
+    search = CompiledSearch(translator.model, method)
+    shapes = shapes_for(asked, 1_024, longest)
+
+    def run() -> list[SearchResult]:
+        found = dict(search.stream(sentences, shapes))
+        return [found[place] for place in range(len(sentences))]
+
+    return run
 
 
 def counted_compilations(run: Any) -> int:
@@ -72,38 +79,36 @@ def main() -> None:
     options = parser.parse_args()
     translator = load(options.model)
     lines = list(corpus.read_lines(options.source))
-    made = searches(translator, lines, options.beam)
-    found: dict[bool, list] = {}
+    found: dict[bool, list[SearchResult]] = {}
     seconds: dict[bool, float] = {}
     compiled = []
     for early in (True, False):
-        search = search_function(
-            translator.model, beam_size=options.beam, early_stopping=early, num_return=options.beam
-        )
-
-        def run(search: Any = search) -> list:
-            return [search(*arrays, **settings) for arrays, settings in made]
-
+        run = searched(translator, lines, options.beam, early)
         compiled.append(counted_compilations(run))
         compiled.append(counted_compilations(run))
         began = time.perf_counter()
         found[early] = run()
         seconds[early] = time.perf_counter() - began
-    differing = sum(
-        not (
-            np.array_equal(a.token_ids, b.token_ids) and np.allclose(a.scores, b.scores, atol=1e-5)
-        )
-        for a, b in zip(found[True], found[False], strict=True)
-    )
+    differing = sum(map(differs, found[True], found[False]))
     steps = {early: sum(int(one.steps) for one in each) for early, each in found.items()}
     workers.write_section(
         f"Early stopping, {keras.backend.backend()}, beam {options.beam}",
-        f"{len(lines):,} sentences in {len(made)} batches, {options.beam} hypotheses each: "
-        f"{differing} batches differ. Steps: {steps[True]:,} of {steps[False]:,}, "
+        f"{len(lines):,} sentences, {options.beam} hypotheses each: those of {differing} "
+        f"sentences differ. Steps of sentences: {steps[True]:,} of {steps[False]:,}, "
         f"{100 - 100 * steps[True] / steps[False]:.0f} % saved; "
         f"{seconds[True]:.1f} s and {seconds[False]:.1f} s.\n\n"
-        f"Programs compiled in the first pass over the batches: {compiled[0]}; in a second one: "
+        f"Programs compiled in the first pass over them: {compiled[0]}; in a second one: "
         f"{compiled[1]}.",
+    )
+
+
+def differs(one: SearchResult, other: SearchResult) -> bool:
+    """Whether two results are not the same hypotheses with the same scores."""
+    longest = max(one.lengths)
+    return not (
+        np.array_equal(one.lengths, other.lengths)
+        and np.array_equal(one.token_ids[:, :longest], other.token_ids[:, :longest])
+        and np.allclose(one.scores, other.scores, atol=1e-5)
     )
 
 

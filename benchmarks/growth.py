@@ -100,12 +100,13 @@ def decoding(folder: Path, sizes: dict[str, int]) -> Callable[[int], float]:
     """Times a search that never stops early: random weights end no output."""
     import numpy as np
 
-    from keras_aiayn.decoding.compiled import search_function
+    from keras_aiayn.decoding.search import BeamSearch
+    from keras_aiayn.decoding.stream import CompiledSearch
 
-    search = search_function(model_of(sizes), beam_size=4, early_stopping=False)
+    search = CompiledSearch(model_of(sizes), BeamSearch(early_stopping=False))
     source, length = sentences(sizes)[0], sizes["length"]
     limits = np.full(len(source), length)
-    return lambda rounds: curves.seconds(lambda: search(source, limits, max_length=length), rounds)
+    return lambda rounds: curves.seconds(lambda: search(source, limits), rounds)
 
 
 def texts(folder: Path, pairs: int) -> list[Path]:

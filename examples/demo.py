@@ -13,7 +13,8 @@ import numpy as np
 
 from keras_aiayn import LabelSmoothedCrossentropy, NoamSchedule, Transformer
 from keras_aiayn.data.tasks import copy_task
-from keras_aiayn.decoding.compiled import search_function
+from keras_aiayn.decoding.search import BeamSearch
+from keras_aiayn.decoding.stream import CompiledSearch
 from keras_aiayn.training.memory import keep_freed_memory
 
 ROWS = 256
@@ -49,8 +50,8 @@ def main() -> None:
     unseen, right = copy_task(UNSEEN, num_symbols=NUM_SYMBOLS, seed=options.seed + 1)
     sources = unseen["encoder_token_ids"]
     length = sources.shape[1]
-    greedy = search_function(model, beam_size=1)
-    found = greedy(sources, np.full(UNSEEN, length), max_length=length)
+    greedy = CompiledSearch(model, BeamSearch(beam_size=1))
+    found = greedy(sources, np.full(UNSEEN, length))
     correct = np.all(found.token_ids[:, 0] == right, axis=1)
     print("a sequence:", *sources[0][sources[0] > 3])
     print("its copy:  ", *found.token_ids[0, 0][found.token_ids[0, 0] > 3])

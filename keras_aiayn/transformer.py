@@ -164,7 +164,7 @@ class Transformer(keras.Model):
 
         Args:
             decoder_token_ids: (B, T).
-            memory: (B, S, d).
+            memory: (B, S, d); may be None with a cache.
             decoder_mask: booleans (B, T, T), with a cache (B, T, L).
             memory_mask: booleans (B, 1, S).
             cache: what `init_cache` or the last call gave.
@@ -190,6 +190,13 @@ class Transformer(keras.Model):
     def init_cache(self, memory, length):
         """An empty cache of `length` rows for `decode`, the memory (B, S, d) projected once."""
         return [block.init_cache(memory, length) for block in self.decoder_blocks]
+
+    def take_from_cache(self, cache, batch, rows, memory):
+        """A cache made of parts of another one; see `TransformerDecoderBlock.take_from_cache`."""
+        return [
+            block.take_from_cache(layer, batch, rows, memory)
+            for block, layer in zip(self.decoder_blocks, cache, strict=True)
+        ]
 
     def output_projection(self, hidden):
         """Hidden (B, T, d) to float32 logits (B, T, V)."""

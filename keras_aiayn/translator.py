@@ -16,10 +16,11 @@ from keras_aiayn.data import sentences
 from keras_aiayn.data import tokenizer as tokenizers
 from keras_aiayn.data.tokenizer import Tokenizer
 from keras_aiayn.decoding.alignment import Pairs, word_alignment
-from keras_aiayn.decoding.batches import SourceBatch, like_length, padded_width, seed_of
-from keras_aiayn.decoding.compiled import attention_function, score_function, search_function
-from keras_aiayn.decoding.search import SearchResult
+from keras_aiayn.decoding.batches import Rules, Sentence, like_length, seed_of, shapes_for
+from keras_aiayn.decoding.compiled import attention_function, score_function
+from keras_aiayn.decoding.loop import SearchResult
 from keras_aiayn.decoding.settings import SearchSettings
+from keras_aiayn.decoding.stream import CompiledSearch
 from keras_aiayn.special_ids import BOS, EOS, PAD
 from keras_aiayn.transformer import Transformer
 
@@ -90,7 +91,7 @@ class Translator(keras.Model):
         self.beam_size = beam_size
         self.length_penalty = length_penalty
         self.max_extra_length = max_extra_length
-        self._searches: dict[tuple, Callable] = {}
+        self._searches: dict[tuple, Any] = {}
         self.built = True
         self._tokenizers: tuple[Tokenizer, Tokenizer] | None = None
         if source_tokenizer is not None:
@@ -118,6 +119,7 @@ class Translator(keras.Model):
         together_with: Sequence["Translator"] = (),
         alignments: bool = False,
         tokens_per_batch: int = 2048,
+        batch_size: int | None = None,
         details: bool = False,
         progress: Callable[[int], None] | None = None,
         split_long: int | None = None,
@@ -135,7 +137,8 @@ class Translator(keras.Model):
             together_with: translators with the same tokenizers, whose models' probabilities are
                 averaged with this one's.
             alignments: whether each `Translation` says which word was translated to which.
-            tokens_per_batch: padded source tokens searched at a time.
+            tokens_per_batch: padded source tokens searched at a time, at most.
+            batch_size: sentences searched at a time, at most.
             details: whether to return `Translation`s, with tokens and scores.
             progress: called with the number of texts done since its last call.
             split_long: cuts a text of more tokens than this at sentence ends, translates the parts
@@ -161,6 +164,7 @@ class Translator(keras.Model):
             models=self._models(together_with),
             alignments=alignments,
             tokens_per_batch=tokens_per_batch,
+            batch_size=batch_size,
         )
         numbers = range(first, first + len(texts))
         if split_long is None:
@@ -184,38 +188,38 @@ class Translator(keras.Model):
         models: tuple[Transformer, ...],
         alignments: bool,
         tokens_per_batch: int,
+        batch_size: int | None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Translation]:
-        search = self._search(models, asked)
         suppressed = self._suppressed(asked.suppress)
         results = [Translation("")] * len(texts)
-        sources = self._encode(texts)
-        done = len(texts) - len(sources)
-        if progress and done:
-            progress(done)
+        encoded = self._encode(texts)
+        if progress and len(encoded) < len(texts):
+            progress(len(texts) - len(encoded))
         longest = min((m.max_length for m in models if m.max_length is not None), default=None)
-        for indices, width, rows in like_length(sources, tokens_per_batch, longest):
-            batch = SourceBatch(rows, width, max(len(prefixes[index]) for index in indices))
-            for row, index in enumerate(indices):
-                batch.put(row, sources[index], prefixes[index], asked, longest)
-                batch.seeds[row] = seed_of(asked.seed, numbers[index])
-            found = search(
-                batch.sources,
-                batch.limits,
-                max_length=batch.capacity(asked, longest),
-                prefixes=batch.prefixes,
-                min_lengths=batch.least if batch.least.any() else None,
-                suppressed=suppressed,
-                seeds=batch.seeds,
+        places = list(encoded)
+        waiting = [
+            Sentence.asked_for(
+                encoded[index],
+                asked,
+                longest,
+                prefixes[index],
+                suppressed,
+                seed_of(asked.seed, numbers[index]),
             )
-            aligned = self._alignments(found, batch.sources) if alignments else None
-            for row, index in enumerate(indices):
-                cut = len(sources[index]) > width
-                results[index] = self._translation(
-                    found, row, cut, aligned[row] if aligned else None
-                )
+            for index in places
+        ]
+        prefix = Rules.of(waiting).prefix
+        shapes = shapes_for(asked, tokens_per_batch, longest, prefix, batch_size)
+        for place, found in self._search(models, asked).stream(waiting, shapes):
+            index = places[place]
+            cut = len(encoded[index]) > len(waiting[place].source)
+            results[index] = self._translation(found, cut)
             if progress:
-                progress(len(indices))
+                progress(1)
+        if alignments:
+            sources = {index: one.source for index, one in zip(places, waiting, strict=True)}
+            self._align(results, sources, tokens_per_batch)
         return results
 
     def _translate_in_parts(
@@ -299,23 +303,14 @@ class Translator(keras.Model):
             )
         ]
         alpha = self.search_settings(length_penalty=length_penalty).length_penalty
-        longer = {index: max(pair, key=len) for index, pair in enumerate(pairs)}
         limit = self.model.max_length
-        if limit is not None and any(len(ids) > limit for ids in longer.values()):
+        if limit is not None and any(len(ids) > limit for pair in pairs for ids in pair):
             raise ValueError(f"a text is longer than the {limit} positions of the model")
         if ("score",) not in self._searches:
             self._searches["score",] = score_function(self.model)
         results = [Translation("")] * len(pairs)
-        for indices, width, rows in like_length(longer, tokens_per_batch, limit):
-            source, decoder, target = np.full((3, rows, width), PAD, "int32")
-            decoder[:, 0] = BOS
-            for row, index in enumerate(indices):
-                source_ids, target_ids = pairs[index]
-                source[row, : len(source_ids)] = source_ids
-                target[row, : len(target_ids)] = target_ids
-                decoder[row, 1 : len(target_ids)] = target_ids[:-1]
-            source[len(indices) :, 0] = EOS  # a row that only fills the batch reads something
-            raw_scores = self._searches["score",](source, decoder, target)
+        for indices, *arrays in self._teacher_forced(pairs, tokens_per_batch):
+            raw_scores = self._searches["score",](*arrays)
             for index, raw_score in zip(indices, raw_scores.tolist(), strict=False):
                 ids = pairs[index][1]
                 penalty = ((5 + len(ids)) / 6) ** alpha
@@ -327,6 +322,22 @@ class Translator(keras.Model):
                     raw_score=raw_score,
                 )
         return results
+
+    def _teacher_forced(
+        self, pairs: Sequence[tuple[list[int], list[int]]], tokens_per_batch: int
+    ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray, np.ndarray]]:
+        """Batches of pairs of ids: their places, sources, what the decoder reads, and targets."""
+        longer = {index: max(pair, key=len) for index, pair in enumerate(pairs)}
+        for indices, width, rows in like_length(longer, tokens_per_batch, self.model.max_length):
+            source, decoder, target = np.full((3, rows, width), PAD, "int32")
+            decoder[:, 0] = BOS
+            for row, index in enumerate(indices):
+                source_ids, target_ids = pairs[index]
+                source[row, : len(source_ids)] = source_ids
+                target[row, : len(target_ids)] = target_ids
+                decoder[row, 1 : len(target_ids)] = target_ids[:-1]
+            source[len(indices) :, 0] = EOS  # a row that only fills the batch reads something
+            yield indices, source, decoder, target
 
     def translate_lines(
         self, lines: Iterable[str], *, chunk_size: int = 2048, first: int = 0, **options: Any
@@ -488,24 +499,18 @@ class Translator(keras.Model):
                 )
         return (self.model, *(other.model for other in together_with))
 
-    def _search(self, models: tuple[Transformer, ...], asked: SearchSettings) -> Callable:
+    def _search(self, models: tuple[Transformer, ...], asked: SearchSettings) -> CompiledSearch:
         """The compiled search of these models and settings, made once."""
-        settings: dict[str, Any] = {
-            "beam_size": asked.beam_size,
-            "length_penalty": asked.length_penalty,
-            "num_return": asked.n_best,
-            "no_repeat_ngram_size": asked.no_repeat_ngram_size,
-            "sampling": asked.drawn,
-        }
-        key = (*map(id, models), *settings.values())
+        method = asked.method
+        key = (*map(id, models), method)
         if key not in self._searches:
-            self._searches[key] = search_function(models, **settings)
+            self._searches[key] = CompiledSearch(models, method)
         return self._searches[key]
 
-    def _suppressed(self, pieces: tuple[str, ...]) -> np.ndarray | None:
+    def _suppressed(self, pieces: tuple[str, ...]) -> list[int]:
         """The ids of pieces that no output may hold."""
         if not pieces:
-            return None
+            return []
         tokenizer = self.target_tokenizer
         every = tokenizer.pieces(range(tokenizer.vocabulary_size))
         ids = [every.index(piece) if piece in every else -1 for piece in pieces]
@@ -513,7 +518,7 @@ class Translator(keras.Model):
             raise ValueError(
                 f"`suppress` takes pieces of the vocabulary. Received: {pieces[ids.index(-1)]!r}"
             )
-        return np.array(ids, "int32")
+        return ids
 
     def _prefixes(self, prefixes: Sequence[str] | None, texts: int) -> list[list[int]]:
         """The ids that each output begins with."""
@@ -529,13 +534,10 @@ class Translator(keras.Model):
         encoded = self.source_tokenizer.encode([texts[index] for index in real])
         return {index: [*ids, EOS] for index, ids in zip(real, encoded, strict=True) if ids}
 
-    def _translation(
-        self, found: SearchResult, row: int, source_was_cut: bool, aligned: list[Pairs] | None
-    ) -> Translation:
+    def _translation(self, found: SearchResult, source_was_cut: bool) -> Translation:
+        """Of one sentence, with its alternatives."""
         hypotheses = []
-        for rank, (ids, length, score, raw_score, hit_limit) in enumerate(
-            zip(*(field[row] for field in found[:5]), strict=True)
-        ):
+        for ids, length, score, raw_score, hit_limit in zip(*found[:5], strict=True):
             if length:
                 hypotheses.append(
                     Translation(
@@ -545,7 +547,6 @@ class Translator(keras.Model):
                         score=float(score),
                         raw_score=float(raw_score),
                         hit_limit=bool(hit_limit) or source_was_cut,
-                        alignment=aligned[rank] if aligned else [],
                     )
                 )
         if not hypotheses:  # nothing satisfies what was asked of it
@@ -559,26 +560,31 @@ class Translator(keras.Model):
             self._searches["attention",] = attention_function(self.model)
         return self._searches["attention",]
 
-    def _alignments(self, found: SearchResult, sources: np.ndarray) -> list[list[Pairs]]:
-        """For each row the alignment of each of its hypotheses, each rank in one decoder pass."""
-        aligned: list[list[Pairs]] = [[] for _ in sources]
-        for rank in range(found.token_ids.shape[1]):
-            outputs, lengths = found.token_ids[:, rank], found.lengths[:, rank]
-            width = padded_width(lengths.max(initial=1))
-            if self.model.max_length is not None:
-                width = min(width, self.model.max_length)
-            decoder = np.full((len(outputs), width), PAD, "int32")
-            decoder[:, 0] = BOS
-            read = outputs[:, : width - 1]
-            decoder[:, 1 : 1 + read.shape[1]] = np.where(read == EOS, PAD, read)
-            weights = self._attention(sources, decoder)
-            for row, (source, output) in enumerate(zip(sources, outputs, strict=True)):
-                source, output = source[source != PAD], output[: lengths[row]]
-                aligned[row].append(
-                    word_alignment(
-                        weights[row, : len(output), : len(source)],
-                        self.source_tokenizer.words(source),
-                        self.target_tokenizer.words(output),
-                    )
+    def _align(
+        self, results: list[Translation], sources: dict[int, list[int]], tokens_per_batch: int
+    ) -> None:
+        """Adds to translations, and to their alternatives, which word became which."""
+        places = [
+            (index, rank)
+            for index in sources
+            for rank in range(1 + len(results[index].alternatives))
+            if results[index].token_ids
+        ]
+        pairs = [
+            (sources[index], [results[index], *results[index].alternatives][rank].token_ids)
+            for index, rank in places
+        ]
+        for batch, source, decoder, _ in self._teacher_forced(pairs, tokens_per_batch):
+            weights = self._attention(source, decoder)
+            for row, number in enumerate(batch):
+                (index, rank), (source_ids, output) = places[number], pairs[number]
+                alignment = word_alignment(
+                    weights[row, : len(output), : len(source_ids)],
+                    self.source_tokenizer.words(source_ids),
+                    self.target_tokenizer.words(output),
                 )
-        return aligned
+                if rank:
+                    others = results[index].alternatives
+                    others[rank - 1] = dataclasses.replace(others[rank - 1], alignment=alignment)
+                else:
+                    results[index] = dataclasses.replace(results[index], alignment=alignment)

@@ -1,6 +1,7 @@
 """Texts of like length, padded to few shapes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from keras_aiayn.decoding.settings import SearchSettings
 from keras_aiayn.special_ids import EOS, PAD
 
 # Widths of padded sources grow by a third or a half: few shapes to compile, little padding.
+NARROWEST = 16
 WIDTHS = sorted({2**i for i in range(3, 18)} | {3 * 2**i for i in range(2, 16)})
 
 
@@ -42,46 +44,204 @@ def like_length(
         start += rows
 
 
-class SourceBatch:
-    """The arrays of some texts that are searched together.
+class Sentence(NamedTuple):
+    """What is to be searched for."""
 
-    Attributes:
-        sources: (B, S) int32.
-        limits: (B,) most tokens of each output; 0 for a row that only fills the batch.
-        least: (B,) least tokens.
-        prefixes: (B, P).
-        seeds: (B,).
-    """
+    source: list[int]  # ids, EOS included
+    max_length: int  # most tokens of the output, prefix and EOS counted
+    min_length: int = 0  # least
+    prefix: Sequence[int] = ()  # the ids that it begins with
+    suppressed: Sequence[int] = ()  # ids that it does not hold
+    seed: int = 0  # of what is drawn
 
-    def __init__(self, rows: int, width: int, longest_prefix: int):
-        prefix_width = -(-longest_prefix // 8) * 8  # few widths, few compilations
-        self.sources = np.full((rows, width), PAD, "int32")
-        self.prefixes = np.full((rows, prefix_width), PAD, "int32")
-        self.limits, self.least, self.seeds = np.zeros((3, rows), "int32")
-
-    def put(
-        self,
-        row: int,
+    @classmethod
+    def asked_for(
+        cls,
         source: list[int],
-        prefix: list[int],
         asked: SearchSettings,
         longest: int | None,
-    ) -> None:
-        """Fills a row; a source that is wider than the batch is cut before its EOS."""
-        width = self.sources.shape[1]
-        if len(source) > width:
-            source = [*source[: width - 1], EOS]
-        self.sources[row, : len(source)] = source
-        self.prefixes[row, : len(prefix)] = prefix
-        limit = asked.max_output(len(source)) + len(prefix)
-        self.limits[row] = limit if longest is None else min(limit, longest)
-        least = asked.min_output(len(source))
-        self.least[row] = least + len(prefix) if least else 0
+        prefix: Sequence[int] = (),
+        suppressed: Sequence[int] = (),
+        seed: int = 0,
+    ) -> "Sentence":
+        """With lengths by the settings; what is longer than learned positions is cut.
 
-    def capacity(self, asked: SearchSettings, longest: int | None) -> int:
-        """Room for the longest output of any batch of this shape: one compilation for all."""
-        rooms = asked.max_output(self.sources.shape[1]) + self.prefixes.shape[1]
-        return rooms if longest is None else min(rooms, longest)
+        A source is cut before its EOS.
+        """
+        if longest is not None and len(source) > longest:
+            source = [*source[: longest - 1], EOS]
+        most = asked.max_output(len(source)) + len(prefix)
+        least = asked.min_output(len(source))
+        return cls(
+            source,
+            most if longest is None else min(most, longest),
+            least + len(prefix) if least else 0,
+            prefix,
+            suppressed,
+            seed,
+        )
+
+
+class Arrays(NamedTuple):
+    """Sentences as arrays; what none of them has is of width 0."""
+
+    sources: np.ndarray  # (B, S) int32
+    max_lengths: np.ndarray  # (B,) int32; 0 for a row that only fills the batch
+    prefixes: np.ndarray  # (B, P) int32
+    min_lengths: np.ndarray  # (B, 1) int32
+    suppressed: np.ndarray  # (B, any) int32
+    seeds: np.ndarray  # (B,) int32
+
+    @classmethod
+    def of(cls, sentences: Sequence[Sentence], rows: int, width: int, rules: "Rules") -> "Arrays":
+        """The first of `rows` rows are the sentences, the others fill up."""
+        made = cls(
+            np.full((rows, width), PAD, "int32"),
+            np.zeros(rows, "int32"),
+            np.full((rows, rules.prefix), PAD, "int32"),
+            np.zeros((rows, rules.min_length), "int32"),
+            np.full((rows, rules.suppressed), PAD, "int32"),  # which never comes anyway
+            np.zeros(rows, "int32"),
+        )
+        for row, sentence in enumerate(sentences):
+            made.sources[row, : len(sentence.source)] = sentence.source
+            made.max_lengths[row] = sentence.max_length
+            made.prefixes[row, : len(sentence.prefix)] = sentence.prefix
+            made.min_lengths[row] = sentence.min_length
+            made.suppressed[row, : len(sentence.suppressed)] = sentence.suppressed
+            made.seeds[row] = sentence.seed
+        return made
+
+
+class Rules(NamedTuple):
+    """How much of each rule the sentences of a stream have, so that their arrays are alike."""
+
+    prefix: int = 0
+    min_length: int = 0
+    suppressed: int = 0
+
+    @classmethod
+    def of(cls, sentences: Sequence[Sentence]) -> "Rules":
+        """The widest of each."""
+        longest = max((len(sentence.prefix) for sentence in sentences), default=0)
+        return cls(
+            -(-longest // 8) * 8,  # few widths, few compilations
+            int(any(sentence.min_length for sentence in sentences)),
+            max((len(sentence.suppressed) for sentence in sentences), default=0),
+        )
+
+
+class Shape(NamedTuple):
+    """Of a batch."""
+
+    rows: int  # B
+    width: int  # S
+    room: int  # R
+    chunk: int  # rows that must be free before any is given to a new sentence
+
+
+class Shapes:
+    """Which batches there are.
+
+    Where a new shape is compiled they are few: widths are powers of two, with two rooms for each,
+    one that most outputs fit in, and one for all.
+
+    Args:
+        tokens_per_batch: rows times width, at most.
+        capacity: the longest output of any source of a width.
+        max_width: of a source.
+        max_rows: rows, at most.
+    """
+
+    def __init__(
+        self,
+        tokens_per_batch: int,
+        capacity: Callable[[int], int],
+        max_width: int | None = None,
+        max_rows: int | None = None,
+    ):
+        self.tokens_per_batch, self.capacity = tokens_per_batch, capacity
+        self.max_width, self.max_rows = max_width, max_rows
+
+    def width(self, length: int) -> int:
+        """What sources of a length are padded to."""
+        width = length if takes_any_shape() else max(NARROWEST, 1 << (length - 1).bit_length())
+        return width if self.max_width is None else min(width, self.max_width)
+
+    def first(self, longest: int, count: int) -> Shape:
+        """For `count` sentences, the longest of which has so many tokens."""
+        width = self.width(longest)
+        rows = max(1, self.tokens_per_batch // width)
+        if self.max_rows is not None:
+            rows = min(rows, self.max_rows)
+        if takes_any_shape():
+            rows = min(rows, count)
+        elif count <= rows:
+            rows = chunk = min(rows, 1 << (count - 1).bit_length())
+            return Shape(rows, width, self.room(width, 0), chunk)
+        elif rows > 4:
+            rows -= rows % 4
+        return Shape(rows, width, self.room(width, 0), max(1, rows // 4))
+
+    def room(self, width: int, oldest: int) -> int:
+        """Room for sentences that have written up to `oldest` tokens, and for more."""
+        capacity = self.capacity(width)
+        if takes_any_shape():
+            return min(capacity, max(NARROWEST, oldest + oldest // 2))
+        usual = width + width // 2
+        return usual if oldest < usual < capacity else capacity
+
+    def next(self, now: Shape, longest: int, live: int, waiting: int, oldest: int) -> Shape:
+        """The shape to go on with.
+
+        Args:
+            now: the present shape.
+            longest: tokens of the longest source that is in the batch, or comes next.
+            live: sentences in the batch.
+            waiting: sentences that are not yet.
+            oldest: tokens that have been written at most.
+        """
+        best = self.first(longest, live + waiting)
+        if takes_any_shape():
+            narrower = 3 * best.width <= 2 * now.width or 2 * best.rows >= 3 * now.rows
+            change = 2 * best.rows <= now.rows or (waiting and narrower)
+        else:
+            change = waiting and best.width != now.width
+        if change and best.rows >= live:
+            return best._replace(room=self.room(best.width, oldest))
+        if oldest >= now.room:
+            return now._replace(room=self.room(now.width, oldest))
+        return now
+
+    def most_live(self, now: Shape, live: int, waiting: int) -> int:
+        """How many sentences may be left when others are to come, or the batch is to be cut."""
+        if waiting:
+            return now.rows - now.chunk
+        return live // 2 if takes_any_shape() and live > now.chunk else 0
+
+
+def shapes_for(
+    asked: SearchSettings,
+    tokens_per_batch: int,
+    longest: int | None,
+    prefix: int = 0,
+    batch_size: int | None = None,
+) -> Shapes:
+    """The shapes of searches with some settings.
+
+    Args:
+        asked: the settings.
+        tokens_per_batch: padded source tokens, at most.
+        longest: positions of the models, where they are learned.
+        prefix: tokens that an output may begin with.
+        batch_size: sentences, at most.
+    """
+
+    def capacity(width: int) -> int:
+        most = asked.max_output(width) + prefix
+        return most if longest is None else min(most, longest)
+
+    return Shapes(tokens_per_batch, capacity, longest, batch_size)
 
 
 def seed_of(seed: int, number: int) -> int:

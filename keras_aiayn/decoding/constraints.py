@@ -22,74 +22,87 @@ class Constraints(NamedTuple):
     Attributes:
         prefixes: (B, P) int32, tokens that each output begins with, then pads; P may be 0. They
             cost nothing, and the length penalty does not count them.
-        min_lengths: (B,) int32, least tokens of each output, prefix and EOS counted; or (0,).
-        suppressed: (any,) int32, tokens that no output holds; may be of length 0.
-        no_repeat_ngram_size: n; no output holds the same n tokens twice in a row of its text; 0
-            for no rule.
+        min_lengths: (B, 1) int32, least tokens of each output, prefix and EOS counted; or (B, 0).
+        suppressed: (B, any) int32, tokens that an output does not hold; may be of width 0.
     """
 
     prefixes: Tensor
     min_lengths: Tensor
     suppressed: Tensor
-    no_repeat_ngram_size: int = 0
 
-    def are_any(self) -> bool:
-        """Whether there is a rule at all; the shapes say so."""
-        shapes = (self.prefixes.shape[1], self.min_lengths.shape[0], self.suppressed.shape[0])
-        return bool(self.no_repeat_ngram_size) or any(size != 0 for size in shapes)
+    @classmethod
+    def none(cls, batch: Tensor) -> "Constraints":
+        """No rule, for as many outputs as `batch` (B,) has entries."""
+        empty = ops.cast(ops.expand_dims(batch, 1)[:, :0], "int32")
+        return cls(empty, empty, empty)
 
     def prefix_lengths(self) -> Tensor:
-        """(B,) int32."""
-        return ops.sum(ops.cast(ops.not_equal(self.prefixes, PAD), "int32"), axis=1)
+        """(B, 1) int32."""
+        real = ops.not_equal(self.prefixes, PAD)
+        return ops.sum(ops.cast(real, "int32"), axis=1, keepdims=True)
 
-    def apply(self, log_probs: Tensor, token_ids: Tensor, index: Tensor) -> Tensor:
-        """Log-probabilities of the next token under the rules.
+    def apply(
+        self,
+        logits: Tensor,
+        token_ids: Tensor,
+        ages: Tensor,
+        no_repeat_ngram_size: int,
+        certain: Any = 0.0,
+    ) -> Tensor:
+        """Logits, or log-probabilities, of the next token under the rules.
 
         Args:
-            log_probs: (B, K, V).
-            token_ids: (B, K, L), what each beam has written, then pads.
-            index: () int32, how many tokens that is.
+            logits: (B, K, V).
+            token_ids: (B, K, R), what each beam has written, then pads.
+            ages: (B,) int32, how many tokens that is.
+            no_repeat_ngram_size: n; no output holds the same n tokens twice in a row of its text;
+                0 for no such rule.
+            certain: (B, K, 1), the logit of a probability of 1; 0 for log-probabilities.
 
         Returns:
-            (B, K, V), -inf where a rule bars the token, and 0 for one that the prefix wants.
+            (B, K, V), -inf where a rule bars the token, and `certain` for what the prefix wants.
         """
-        size = log_probs.shape[-1]
+        size = logits.shape[-1]
         vocabulary = ops.arange(size, dtype="int32")
-        barred = ops.zeros((1, 1, size), "bool")
-        if self.min_lengths.shape[0] != 0:
-            early = index + 1 < self.min_lengths  # (B,)
-            barred = barred | (ops.reshape(early, (-1, 1, 1)) & ops.equal(vocabulary, EOS))
-        if self.suppressed.shape[0] != 0:
-            named = ops.equal(ops.expand_dims(self.suppressed, -1), vocabulary)  # (any, V)
-            barred = barred | ops.any(named, axis=0)
-        if self.no_repeat_ngram_size:
-            barred = barred | _repeats(token_ids, index, self.no_repeat_ngram_size, size)
-        log_probs = ops.where(barred, -math.inf, log_probs)
+        barred = []
+        if self.min_lengths.shape[1] != 0:
+            early = ops.expand_dims(ages, 1) + 1 < self.min_lengths  # (B, 1)
+            barred.append(ops.expand_dims(early, -1) & ops.equal(vocabulary, EOS))
+        if self.suppressed.shape[1] != 0:
+            named = ops.equal(ops.expand_dims(self.suppressed, -1), vocabulary)  # (B, any, V)
+            barred.append(ops.any(named, axis=1, keepdims=True))
+        if no_repeat_ngram_size:
+            barred.append(_repeats(token_ids, ages, no_repeat_ngram_size, size))
+        for one in barred:
+            logits = ops.where(one, -math.inf, logits)
         if self.prefixes.shape[1] == 0:
-            return log_probs
-        wanted = _at(self.prefixes, index)  # (B,)
-        wanted = ops.reshape(wanted, (-1, 1, 1))
-        forced = ops.where(ops.equal(wanted, vocabulary), 0.0, -math.inf)  # (B, 1, V)
-        return ops.where(ops.equal(wanted, PAD), log_probs, forced)
+            return logits
+        wanted = _at(self.prefixes, ops.expand_dims(ages, 1))  # (B, 1)
+        wanted = ops.expand_dims(wanted, -1)
+        forced = ops.where(ops.equal(wanted, vocabulary), certain, -math.inf)
+        return ops.where(ops.equal(wanted, PAD), logits, forced)
 
 
-def _at(prefixes, index):
-    """The token of each prefix at a position, PAD behind its end."""
+def _at(prefixes, ages):
+    """The token of each prefix at a position (B, 1), PAD behind its end."""
     longest = ops.shape(prefixes)[1]
-    token = ops.take(prefixes, ops.minimum(index, longest - 1), axis=1)
-    return ops.where(index < longest, token, PAD)
+    token = ops.take_along_axis(prefixes, ops.minimum(ages, longest - 1), axis=1)
+    return ops.where(ages < longest, token, PAD)
 
 
-def _repeats(token_ids, index, ngram_size, vocabulary_size):
+def _repeats(token_ids, ages, ngram_size, vocabulary_size):
     """Tokens that would end an n-gram that the beam has written already, (B, K, V) booleans."""
-    batch, beams, longest = ops.shape(token_ids)
-    windows = longest - ngram_size + 1  # places where an n-gram may begin
+    batch, beams, room = ops.shape(token_ids)
+    windows = room - ngram_size + 1  # places where an n-gram may begin
     windows = max(windows, 0) if isinstance(windows, int) else ops.maximum(windows, 0)
     begins = ops.arange(windows, dtype="int32")
-    same = begins + ngram_size <= index  # (windows,), it is written to its end
+    ages = ops.reshape(ages, (-1, 1, 1))
+    same = begins + ngram_size <= ages  # (B, 1, windows), it is written to its end
     for offset in range(ngram_size - 1):
-        place = ops.maximum(index - ngram_size + 1 + offset, 0)
-        newest = ops.expand_dims(ops.take(token_ids, place, axis=2), -1)  # (B, K, 1)
+        place = ops.maximum(ages - ngram_size + 1 + offset, 0)
+        place = ops.minimum(place, room - 1)
+        place = ops.broadcast_to(place, (batch, beams, 1))
+        newest = ops.take_along_axis(token_ids, place, axis=2)  # (B, K, 1)
         same = same & ops.equal(token_ids[:, :, offset : offset + windows], newest)
     same = ops.broadcast_to(same, (batch, beams, windows))
     # One column more, for what is not barred.

@@ -1,41 +1,29 @@
 """Section 6.1: beam search with the paper's length penalty. Greedy search is a beam of 1.
 
 The search knows no model, only a `step` function that turns the newest token of every beam into
-logits. It is one `ops.while_loop` over one named state of fixed shapes, so it compiles.
+logits. Its state has fixed shapes, so it compiles.
 
-Axes: B batch, K beams, C candidates, N hypotheses to return, V vocabulary, L longest output.
+Axes: B batch, K beams, C candidates, N hypotheses to return, V vocabulary, R room.
 A score of -inf marks a slot that holds no hypothesis.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from keras import ops
+from keras import ops, tree
 
 from keras_aiayn.decoding.constraints import Constraints, Tensor
+from keras_aiayn.decoding.loop import SearchResult, Step, View, resized, take
 from keras_aiayn.special_ids import BOS, EOS, PAD
 
-Step: TypeAlias = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]]
-
 BLOCK = 32  # tokens in each of the blocks into which `_top_k_in_blocks` cuts a vocabulary
-
-
-class SearchResult(NamedTuple):
-    """The best N hypotheses of each sentence, best first; finished ones before cut ones."""
-
-    token_ids: Tensor  # (B, N, L) int32, EOS included where there is one, then pads
-    lengths: Tensor  # (B, N) int32, EOS counted; 0 where fewer than N hypotheses exist
-    scores: Tensor  # (B, N) float32, raw score / length penalty
-    raw_scores: Tensor  # (B, N) float32, sum of log-probabilities
-    hit_limit: Tensor  # (B, N) bool, the hypothesis was cut at its maximum length
-    steps: Tensor  # () int32, calls of `step`
 
 
 class Hypotheses(NamedTuple):
     """Some hypotheses of each sentence, side by side."""
 
-    token_ids: Tensor  # (B, any, L) int32, without EOS, then pads
+    token_ids: Tensor  # (B, any, R) int32, without EOS, then pads
     lengths: Tensor  # (B, any) int32, EOS counted
     raw_scores: Tensor  # (B, any) float32
 
@@ -48,30 +36,27 @@ class Candidates(NamedTuple):
     token_ids: Tensor  # (B, C)
 
 
-class SearchState(NamedTuple):
+class Beams(NamedTuple):
     """All that one step hands to the next."""
 
-    index: Tensor  # () int32, t: the step to be taken, and the length of what is alive
+    ages: Tensor  # (B,) int32, steps taken for the sentence, and the length of what is alive
+    max_lengths: Tensor  # (B,) int32
     newest: Tensor  # (B, K) int32, last token of each beam, BOS at first
-    ancestors: Tensor  # (B, K, L) int32, where each beam's history was written
+    ancestors: Tensor  # (B, K, R) int32, where each beam's history was written, else -1
     alive: Hypotheses  # (B, K), best first
     finished: Hypotheses  # (B, N), best normalised score first
     done: Tensor  # (B,) bool, nothing alive can change the result
+    constraints: Constraints
     step_state: Any
 
+    @property
+    def token_ids(self) -> Tensor:
+        """What is written, (B, K, R)."""
+        return self.alive.token_ids
 
-def beam_search(
-    step: Step,
-    step_state: Any,
-    *,
-    max_lengths: Tensor,
-    max_length: int,
-    beam_size: int = 4,
-    length_penalty: float = 0.6,
-    num_return: int = 1,
-    early_stopping: bool = True,
-    constraints: Constraints | None = None,
-) -> SearchResult:
+
+@dataclasses.dataclass(frozen=True)
+class BeamSearch:
     """Finds the outputs Y with the best `log P(Y | X) / ((5 + |Y|) / 6)^length_penalty`.
 
     Each step extends the K alive hypotheses of a sentence by one token and keeps the best 2K
@@ -80,146 +65,212 @@ def beam_search(
 
     A sentence is done when its N finished hypotheses are at least as good as anything that could
     still come, or at its maximum length. It is frozen then: what it gets does not depend on the
-    sentences beside it. If fewer than N finished, the best alive ones fill up, flagged.
+    sentences beside it. If fewer than N finished, the best alive ones fill up, flagged. Under
+    constraints that nothing satisfies its result is empty.
 
-    Nothing that `step` keeps is moved from beam to beam. It writes what belongs to the K beams at
-    step t into K rows for good, and `ancestors[b, k, u]` says which of the K rows written at
-    step u belongs to the history of beam k (-1 for u > t, k for u = t).
+    Nothing that `step` keeps is moved from beam to beam: see `loop.Step`.
 
     Args:
-        step: `(token_ids (B, K), t, ancestors (B, K, L), step_state)` to
-            `(logits (B, K, V), step_state)`, where `token_ids` are the tokens at position t.
-        step_state: any structure of tensors; its shapes and dtypes must stay as they are.
-        max_lengths: integers (B,), most tokens of each output, EOS counted. A sentence of 0 (a
-            row that only fills the batch) is done from the start, and empty.
-        max_length: L, at least the largest of `max_lengths`.
         beam_size: K.
         length_penalty: alpha, at least 0.
         num_return: N, at most K.
         early_stopping: whether to stop where the result is proven; it never changes the result.
-        constraints: what an output must or must not hold.
-
-    Returns:
-        A `SearchResult`. Under constraints that nothing satisfies it is empty.
+        no_repeat_ngram_size: of `Constraints.apply`.
 
     Raises:
         ValueError: where a setting is out of its range.
     """
-    _check(max_length, beam_size, length_penalty, num_return)
-    # A beam of 1 must stop at the first EOS that is the best token, so it has no second choice.
-    num_candidates = 1 if beam_size == 1 else 2 * beam_size
 
-    def unfinished(state: SearchState) -> Tensor:
-        return ops.logical_not(ops.all(state.done))
+    beam_size: int = 4
+    length_penalty: float = 0.6
+    num_return: int = 1
+    early_stopping: bool = True
+    no_repeat_ngram_size: int = 0
 
-    def advance(state: SearchState) -> tuple[SearchState]:
-        logits, step_state = step(state.newest, state.index, state.ancestors, state.step_state)
-        log_probs = ops.log_softmax(ops.cast(logits, "float32"), axis=-1)  # (B, K, V)
-        if constraints is not None:
-            log_probs = constraints.apply(log_probs, state.alive.token_ids, state.index)
-        candidates = _best_candidates(log_probs, state.alive.raw_scores, num_candidates)
-        ended = _ended(state, candidates, log_probs)
-        finished = _best_finished(state.finished, ended, penalty, num_return)
-        newest, parents, alive = _continued(state, candidates, beam_size)
-        alive = _freeze(state.done, state.alive, alive)
-        finished = _freeze(state.done, state.finished, finished)
-        done = state.done | (state.index + 1 >= max_lengths)
-        if early_stopping:
-            done = done | _is_proven(alive, finished, max_lengths, penalty)
-        ancestors = _descend(state.ancestors, parents, state.index + 1)
-        return (SearchState(state.index + 1, newest, ancestors, alive, finished, done, step_state),)
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        beam_size, num_return = self.beam_size, self.num_return
+        if beam_size < 1:
+            raise ValueError(f"`beam_size` must be at least 1. Received: beam_size={beam_size}")
+        if not 1 <= num_return <= beam_size:
+            raise ValueError(
+                "`num_return` must be at least 1 and at most `beam_size`. "
+                f"Received: num_return={num_return}, beam_size={beam_size}"
+            )
+        if not 0 <= self.length_penalty < math.inf:
+            # Below 0 longer outputs could rise past any bound.
+            raise ValueError(
+                "`length_penalty` must be at least 0. "
+                f"Received: length_penalty={self.length_penalty}"
+            )
 
-    max_lengths = ops.cast(ops.minimum(max_lengths, max_length), "int32")
-    free = 0 if constraints is None else ops.expand_dims(constraints.prefix_lengths(), axis=1)
+    @property
+    def beams(self) -> int:
+        """K."""
+        return self.beam_size
 
-    def penalty(lengths: Tensor) -> Tensor:
+    def start(
+        self,
+        step_state: Any,
+        max_lengths: Tensor,
+        room: Any,
+        constraints: Constraints,
+        seeds: Tensor,
+    ) -> Beams:
+        """Sentences that have written nothing yet; see `loop.Method`."""
+        batch = ops.shape(max_lengths)[0]
+
+        def nothing(count):
+            return Hypotheses(
+                ops.full((batch, count, room), PAD, dtype="int32"),
+                ops.zeros((batch, count), dtype="int32"),
+                ops.full((batch, count), -math.inf, dtype="float32"),
+            )
+
+        # One hypothesis is alive, the empty one: K equal ones would give everything K times.
+        alive = nothing(self.beam_size)
+        first = ops.equal(ops.arange(self.beam_size), 0)  # (K,)
+        return Beams(
+            ages=ops.zeros_like(max_lengths),
+            max_lengths=max_lengths,
+            newest=ops.full((batch, self.beam_size), BOS, dtype="int32"),
+            ancestors=ops.full((batch, self.beam_size, room), -1, dtype="int32"),
+            alive=alive._replace(raw_scores=ops.where(first, 0.0, alive.raw_scores)),
+            finished=nothing(self.num_return),
+            done=max_lengths <= 0,
+            constraints=constraints,
+            step_state=step_state,
+        )
+
+    def advance(self, step: Step, clock: Tensor, beams: Beams) -> Beams:
+        """Extends every hypothesis by one token."""
+        rules, ages = beams.constraints, beams.ages
+        slot = clock % ops.shape(beams.ancestors)[2]
+        ancestors = _write(beams.ancestors, slot, ops.arange(self.beam_size, dtype="int32"))
+        logits, step_state = step(beams.newest, ages, slot, ancestors, beams.step_state)
+        logits = ops.cast(logits, "float32")  # (B, K, V)
+        # Log-probabilities are worked out for the best tokens only.
+        normalizer = ops.logsumexp(logits, axis=-1, keepdims=True)  # (B, K, 1)
+        ngram = self.no_repeat_ngram_size
+        logits = rules.apply(logits, beams.token_ids, ages, ngram, certain=normalizer)
+        before = ops.expand_dims(beams.alive.raw_scores, -1) - normalizer
+        candidates = self._best_candidates(logits, before)
+        ended = self._ended(beams.alive, candidates, logits[:, :, EOS] + before[:, :, 0])
+        finished = self._best_finished(beams.finished, ended, rules)
+        newest, parents, alive = _continued(beams, candidates, self.beam_size)
+        alive = _freeze(beams.done, beams.alive, alive)
+        finished = _freeze(beams.done, beams.finished, finished)
+        ages = ages + ops.cast(ops.logical_not(beams.done), "int32")
+        done = beams.done | (ages >= beams.max_lengths)
+        if self.early_stopping:
+            done = done | self._is_proven(alive, finished, beams.max_lengths, rules)
+        return beams._replace(
+            ages=ages,
+            newest=newest,
+            ancestors=_gather(ancestors, parents),
+            alive=alive,
+            finished=finished,
+            done=done,
+            step_state=step_state,
+        )
+
+    def result(self, beams: Beams) -> SearchResult:
+        """The best N hypotheses of each sentence."""
+        rules, finished = beams.constraints, beams.finished
+        count = ops.sum(ops.cast(finished.raw_scores > -math.inf, "int32"), axis=1, keepdims=True)
+        slot = ops.expand_dims(ops.arange(self.num_return, dtype="int32"), axis=0)  # (1, N)
+        cut = slot >= count  # fewer than N have finished
+        pool = _concatenate(finished, beams.alive)  # N + K of each sentence
+        chosen = ops.where(cut, self.num_return + slot - count, slot)
+        best = Hypotheses(*(_gather(field, chosen) for field in pool))  # N
+        exists = best.raw_scores > -math.inf  # (B, N)
+        lengths = ops.where(exists, best.lengths, 0)
+        token_ids = ops.where(ops.expand_dims(exists, -1), best.token_ids, PAD)
+        token_ids = _write(token_ids, ops.where(cut, -1, lengths - 1), EOS)
+        return SearchResult(
+            token_ids=token_ids,
+            lengths=lengths,
+            scores=self._normalized(best, rules),
+            raw_scores=best.raw_scores,
+            hit_limit=cut & exists,
+            steps=beams.ages,
+        )
+
+    def rearrange(self, beams: Beams, view: View) -> Beams:
+        """The rows of another batch; see `loop.Method`."""
+
+        def in_room(hypotheses):
+            token_ids = resized(hypotheses.token_ids, view.slots, PAD, axis=2)
+            return hypotheses._replace(token_ids=token_ids)
+
+        step_state = beams.step_state
+        rest = beams._replace(step_state=())
+        rest = tree.map_structure(lambda x: ops.take(x, view.rows, axis=0), rest)
+        return rest._replace(
+            ancestors=take(rest.ancestors, view.slots, view.written, -1, axis=2),
+            alive=in_room(rest.alive),
+            finished=in_room(rest.finished),
+            done=rest.done | ops.logical_not(view.kept),
+            step_state=step_state,
+        )
+
+    def _penalty(self, lengths: Tensor, rules: Constraints) -> Tensor:
         """Of lengths (B, any); what the prefix holds is free."""
-        counted = ops.maximum(lengths - free, 0)  # a slot that holds nothing has length 0
-        return ops.power((5.0 + ops.cast(counted, "float32")) / 6.0, length_penalty)
+        # A slot that holds nothing has length 0.
+        counted = ops.maximum(lengths - rules.prefix_lengths(), 0)
+        return ops.power((5.0 + ops.cast(counted, "float32")) / 6.0, self.length_penalty)
 
-    start = _start(step_state, max_lengths, max_length, beam_size, num_return)
-    (end,) = ops.while_loop(unfinished, advance, (start,))
-    return _result(end, penalty)
+    def _normalized(self, hypotheses: Hypotheses, rules: Constraints) -> Tensor:
+        return hypotheses.raw_scores / self._penalty(hypotheses.lengths, rules)
 
+    def _best_candidates(self, logits: Tensor, before: Tensor) -> Candidates:
+        """Of all extensions by one token, whose score is its logit and what was `before`."""
+        # A beam of 1 must stop at the first EOS that is the best token: it has no second choice.
+        num_candidates = 1 if self.beam_size == 1 else 2 * self.beam_size
+        # The best C of all K * V are among the best C of each beam, so V is looked through once.
+        # Two more than C, because pad and BOS may be among them.
+        per_beam = min(num_candidates + 2, logits.shape[-1])
+        scores, token_ids = _top_k_in_blocks(logits, per_beam)  # (B, K, per_beam)
+        # Barred without sharing out their part among the others: a score stays the model's own
+        # log-probability of the text.
+        barred = ops.equal(token_ids, PAD) | ops.equal(token_ids, BOS)
+        scores = ops.where(barred, -math.inf, scores + before)
+        width = self.beam_size * per_beam
+        scores, best = _top_k(ops.reshape(scores, (-1, width)), num_candidates)  # (B, C)
+        token_ids = _gather(ops.reshape(token_ids, (-1, width)), best)  # (B, C)
+        return Candidates(scores, best // per_beam, token_ids)
 
-def _check(max_length, beam_size, length_penalty, num_return):
-    if beam_size < 1:
-        raise ValueError(f"`beam_size` must be at least 1. Received: beam_size={beam_size}")
-    if not 1 <= num_return <= beam_size:
-        raise ValueError(
-            "`num_return` must be at least 1 and at most `beam_size`. "
-            f"Received: num_return={num_return}, beam_size={beam_size}"
-        )
-    if not 0 <= length_penalty < math.inf:
-        # Below 0 longer outputs could rise past any bound.
-        raise ValueError(
-            f"`length_penalty` must be at least 0. Received: length_penalty={length_penalty}"
-        )
-    if isinstance(max_length, int) and max_length < 1:
-        raise ValueError(f"`max_length` must be at least 1. Received: max_length={max_length}")
-
-
-def _start(step_state, max_lengths, max_length, beam_size, num_return):
-    batch = ops.shape(max_lengths)[0]
-
-    def nothing(count):
+    def _ended(self, alive: Hypotheses, candidates: Candidates, scores: Tensor) -> Hypotheses:
+        """The alive hypotheses, each ended by EOS; -inf where that is no candidate."""
+        beams = ops.arange(self.beam_size, dtype="int32")  # (K,)
+        ending = ops.where(ops.equal(candidates.token_ids, EOS), candidates.parents, -1)  # (B, C)
+        is_candidate = ops.any(ops.equal(ops.expand_dims(ending, -1), beams), axis=1)  # (B, K)
         return Hypotheses(
-            ops.full((batch, count, max_length), PAD, dtype="int32"),
-            ops.zeros((batch, count), dtype="int32"),
-            ops.full((batch, count), -math.inf, dtype="float32"),
+            alive.token_ids,
+            alive.lengths + 1,
+            ops.where(is_candidate, scores, -math.inf),
         )
 
-    # One hypothesis is alive, the empty one: K equal ones would give everything K times.
-    alive = nothing(beam_size)
-    first = ops.equal(ops.arange(beam_size), 0)  # (K,)
-    alive = alive._replace(raw_scores=ops.where(first, 0.0, alive.raw_scores))
-    unwritten = ops.full((batch, beam_size, max_length), -1, dtype="int32")
-    return SearchState(
-        index=ops.convert_to_tensor(0, dtype="int32"),
-        newest=ops.full((batch, beam_size), BOS, dtype="int32"),
-        ancestors=_write(unwritten, 0, ops.arange(beam_size, dtype="int32")),
-        alive=alive,
-        finished=nothing(num_return),
-        done=max_lengths <= 0,
-        step_state=step_state,
-    )
+    def _best_finished(
+        self, finished: Hypotheses, ended: Hypotheses, rules: Constraints
+    ) -> Hypotheses:
+        pool = _concatenate(finished, ended)  # N + K of each sentence
+        _, best = _top_k(self._normalized(pool, rules), self.num_return)
+        return Hypotheses(*(_gather(field, best) for field in pool))
+
+    def _is_proven(
+        self, alive: Hypotheses, finished: Hypotheses, max_lengths: Tensor, rules: Constraints
+    ) -> Tensor:
+        """Whether no alive hypothesis can still enter the pool, for each sentence.
+
+        A raw score only falls, and with alpha >= 0 the divisor is largest at the maximum length.
+        """
+        largest = self._penalty(ops.expand_dims(max_lengths, axis=1), rules)
+        bound = alive.raw_scores[:, :1] / largest  # (B, 1)
+        return (self._normalized(finished, rules)[:, -1:] >= bound)[:, 0]
 
 
-def _best_candidates(log_probs, alive_scores, num_candidates):
-    # The best C of all K * V are among the best C of each beam, so V is looked through once. Two
-    # more than C, because pad and BOS may be among them.
-    per_beam = min(num_candidates + 2, log_probs.shape[-1])
-    scores, token_ids = _top_k_in_blocks(log_probs, per_beam)  # (B, K, per_beam)
-    # Barred without sharing out their part among the others: a score stays the model's own
-    # log-probability of the text.
-    barred = ops.equal(token_ids, PAD) | ops.equal(token_ids, BOS)
-    scores = ops.where(barred, -math.inf, scores + ops.expand_dims(alive_scores, axis=-1))
-    width = scores.shape[1] * per_beam
-    scores, best = _top_k(ops.reshape(scores, (-1, width)), num_candidates)  # (B, C)
-    token_ids = _gather(ops.reshape(token_ids, (-1, width)), best)  # (B, C)
-    return Candidates(scores, best // per_beam, token_ids)
-
-
-def _ended(state, candidates, log_probs):
-    """The alive hypotheses, each ended by EOS; -inf where that is no candidate."""
-    beams = ops.arange(log_probs.shape[1], dtype="int32")  # (K,)
-    ending = ops.where(ops.equal(candidates.token_ids, EOS), candidates.parents, -1)  # (B, C)
-    is_candidate = ops.any(ops.equal(ops.expand_dims(ending, -1), beams), axis=1)  # (B, K)
-    scores = state.alive.raw_scores + log_probs[:, :, EOS]
-    return Hypotheses(
-        state.alive.token_ids,
-        state.alive.lengths + 1,
-        ops.where(is_candidate, scores, -math.inf),
-    )
-
-
-def _best_finished(finished, ended, penalty, num_return):
-    pool = _concatenate(finished, ended)  # N + K of each sentence
-    _, best = _top_k(_normalized(pool, penalty), num_return)
-    return Hypotheses(*(_gather(field, best) for field in pool))
-
-
-def _continued(state, candidates, beam_size):
+def _continued(beams, candidates, beam_size):
     """The best K candidates that do not end: their last tokens, their parents, and they."""
     ends = ops.equal(candidates.token_ids, EOS)
     scores = ops.where(ends, -math.inf, candidates.raw_scores)
@@ -227,51 +278,9 @@ def _continued(state, candidates, beam_size):
     scores, best = _top_k(scores, beam_size)  # (B, K)
     parents = _gather(candidates.parents, best)  # (B, K)
     newest = _gather(candidates.token_ids, best)  # (B, K)
-    token_ids = _gather(state.alive.token_ids, parents)  # (B, K, L)
-    token_ids = _write(token_ids, state.index, newest)
-    return newest, parents, Hypotheses(token_ids, state.alive.lengths + 1, scores)
-
-
-def _descend(ancestors, parents, index):
-    """Gives each beam the history of its parent, and its own row at step `index`."""
-    beams = ops.arange(ancestors.shape[1], dtype="int32")
-    return _write(_gather(ancestors, parents), index, beams)
-
-
-def _is_proven(alive, finished, max_lengths, penalty):
-    """Whether no alive hypothesis can still enter the pool, for each sentence.
-
-    A raw score only falls, and with alpha >= 0 the divisor is largest at the maximum length.
-    """
-    bound = alive.raw_scores[:, :1] / penalty(ops.expand_dims(max_lengths, axis=1))  # (B, 1)
-    return (_normalized(finished, penalty)[:, -1:] >= bound)[:, 0]
-
-
-def _result(state, penalty):
-    num_return = state.finished.lengths.shape[1]
-    count = ops.sum(ops.cast(state.finished.raw_scores > -math.inf, "int32"), axis=1)
-    count = ops.expand_dims(count, axis=1)  # (B, 1), number that finished
-    slot = ops.expand_dims(ops.arange(num_return, dtype="int32"), axis=0)  # (1, N)
-    cut = slot >= count
-    pool = _concatenate(state.finished, state.alive)  # N + K of each sentence
-    chosen = ops.where(cut, num_return + slot - count, slot)
-    best = Hypotheses(*(_gather(field, chosen) for field in pool))  # N
-    exists = best.raw_scores > -math.inf  # (B, N)
-    lengths = ops.where(exists, best.lengths, 0)
-    token_ids = ops.where(ops.expand_dims(exists, -1), best.token_ids, PAD)
-    token_ids = _write(token_ids, ops.where(cut, -1, lengths - 1), EOS)
-    return SearchResult(
-        token_ids=token_ids,
-        lengths=lengths,
-        scores=_normalized(best, penalty),
-        raw_scores=best.raw_scores,
-        hit_limit=cut & exists,
-        steps=state.index,
-    )
-
-
-def _normalized(hypotheses, penalty):
-    return hypotheses.raw_scores / penalty(hypotheses.lengths)
+    token_ids = _gather(beams.alive.token_ids, parents)  # (B, K, R)
+    token_ids = _write(token_ids, ops.expand_dims(beams.ages, 1), newest)
+    return newest, parents, Hypotheses(token_ids, beams.alive.lengths + 1, scores)
 
 
 def _freeze(done, old, new):
@@ -285,7 +294,7 @@ def _freeze(done, old, new):
 
 
 def _write(rows, index, values):
-    """Puts values (B, K) or (K,) at one position of rows (B, K, L); out of range is nowhere."""
+    """Puts values (B, K) or (K,) at one position of rows (B, K, R); out of range is nowhere."""
     positions = ops.arange(ops.shape(rows)[-1], dtype="int32")
     here = ops.equal(positions, ops.expand_dims(index, axis=-1))
     return ops.where(here, ops.expand_dims(values, axis=-1), rows)

@@ -3,7 +3,8 @@
 import dataclasses
 import math
 
-from keras_aiayn.decoding.compiled import Sampling
+from keras_aiayn.decoding.sampling import Sampler
+from keras_aiayn.decoding.search import BeamSearch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,10 @@ class SearchSettings:
         return min(least, self.max_output(source_length))
 
     @property
-    def drawn(self) -> Sampling | None:
-        """How to draw, where drawing is asked for."""
-        return Sampling(self.temperature, self.top_k, self.top_p) if self.sampling else None
+    def method(self) -> BeamSearch | Sampler:
+        """How tokens are chosen."""
+        alpha, ngram = self.length_penalty, self.no_repeat_ngram_size
+        if self.sampling:
+            drawn = (self.temperature, self.top_k, self.top_p)
+            return Sampler(self.n_best, *drawn, length_penalty=alpha, no_repeat_ngram_size=ngram)
+        return BeamSearch(self.beam_size, alpha, self.n_best, no_repeat_ngram_size=ngram)

@@ -32,8 +32,8 @@ import keras
 
 from keras_aiayn.data import corpus
 from keras_aiayn.data.batching import import_tensorflow
-from keras_aiayn.decoding.compiled import translate_ids
 from keras_aiayn.decoding.settings import SearchSettings
+from keras_aiayn.decoding.steps import translate_ids
 from keras_aiayn.special_ids import BOS, EOS, PAD
 from keras_aiayn.transformer import Transformer
 from keras_aiayn.translator import Translator

@@ -6,6 +6,7 @@ Axes: B batch, T target positions, S source positions, L capacity of the cache, 
 import keras
 from keras import ops
 
+from keras_aiayn.layers.attention import jax_has_accelerator
 from keras_aiayn.layers.encoder import TransformerEncoderBlock
 
 
@@ -29,7 +30,7 @@ class TransformerDecoderBlock(TransformerEncoderBlock):
         memory: output of the encoder (B, S, d); not read where a cache is given.
         self_attention_mask: booleans (B, T, T), with a cache (B, T, L), True = keep.
         memory_mask: booleans (B, 1, S), True = keep.
-        cache: what `init_cache` returned, or the last call.
+        cache: what `init_cache` returned, or the last call. It is used up: torch writes into it.
         cache_index: where in the cache the first of the T rows goes.
         return_attention_scores: whether to return the weights as well.
 
@@ -67,14 +68,31 @@ class TransformerDecoderBlock(TransformerEncoderBlock):
         attention = self.self_attention
         batch = batch_size if memory is None else ops.shape(memory)[0]
         rows = (batch, attention.num_heads, length)
-        cache = {
-            "self_key": ops.zeros((*rows, attention.key_dim), self.compute_dtype),
-            "self_value": ops.zeros((*rows, attention.value_dim), self.compute_dtype),
-        }
+        keys, values = (
+            ops.zeros((*rows, width), self.compute_dtype)
+            for width in (attention.key_dim, attention.value_dim)
+        )
+        cache = {"self_key": _stored(keys), "self_value": values}
         if self.has_cross_attention:
             keys, values = self.cross_attention.project_keys(memory)
-            cache |= {"cross_key": keys, "cross_value": values}
+            cache |= {"cross_key": _stored(keys), "cross_value": values}
         return cache
+
+    def take_from_cache(self, cache, batch, rows, memory):
+        """A cache made of parts of another one.
+
+        Args:
+            cache: of B sequences.
+            batch: integers, which of the sequences.
+            rows: integers, which rows of their own keys and values.
+            memory: integers, which positions of the memory.
+        """
+        taken = {}
+        for name, x in cache.items():
+            axis = 3 if name.endswith("key") and _keys_stand_upright() else 2
+            index = memory if name.startswith("cross") else rows
+            taken[name] = ops.take(ops.take(x, batch, axis=0), index, axis=axis)
+        return taken
 
     def call(
         self,
@@ -95,9 +113,10 @@ class TransformerDecoderBlock(TransformerEncoderBlock):
             query = self.self_attention.project_query(x)
             keys, values = self.self_attention.project_keys(x)
             if cache is not None:
-                keys = _write(cache["self_key"], keys, cache_index)
+                keys = _write(cache["self_key"], _stored(keys), cache_index, _keys_stand_upright())
                 values = _write(cache["self_value"], values, cache_index)
                 cache = cache | {"self_key": keys, "self_value": values}
+                keys = _stored(keys)
             output, scores["self"] = self.self_attention.attend(
                 query,
                 keys,
@@ -113,7 +132,7 @@ class TransformerDecoderBlock(TransformerEncoderBlock):
             if cache is None:
                 keys, values = attention.project_keys(memory)
             else:
-                keys, values = cache["cross_key"], cache["cross_value"]
+                keys, values = _stored(cache["cross_key"]), cache["cross_value"]
             output, scores["cross"] = attention.attend(
                 attention.project_query(x),
                 keys,
@@ -136,10 +155,30 @@ class TransformerDecoderBlock(TransformerEncoderBlock):
         return {**super().get_config(), "cross_attention": self.has_cross_attention}
 
 
-def _write(cache, rows, index):
-    """Puts rows (B, H, T, D) into a cache (B, H, L, D), from row `index` on."""
-    if keras.backend.backend() != "tensorflow":
-        return ops.slice_update(cache, (0, 0, index, 0), rows)
+def _keys_stand_upright():
+    """Whether a cache holds its keys as (B, H, D, L) and not as (B, H, L, D).
+
+    XLA for CPUs would else copy all of them at every step, to multiply queries by their transpose.
+    """
+    return keras.backend.backend() == "jax" and not jax_has_accelerator()
+
+
+def _stored(keys):
+    """Keys as a cache holds them, and back."""
+    return ops.swapaxes(keys, -1, -2) if _keys_stand_upright() else keys
+
+
+def _write(cache, rows, index, upright=False):
+    """Puts rows (B, H, T, D) into a cache (B, H, L, D), from row `index` on.
+
+    Both are (B, H, D, T) and (B, H, D, L) where they stand `upright`.
+    """
+    backend = keras.backend.backend()
+    if backend == "torch":  # in place: `slice_update` would copy all of it
+        cache[:, :, index : index + rows.shape[2]] = rows
+        return cache
+    if backend == "jax":
+        return ops.slice_update(cache, (0, 0, 0, index) if upright else (0, 0, index, 0), rows)
     # There `slice_update` is an operation of XLA, which is compiled again for every shape, and
     # which not everything that runs a graph has.
     batch, heads, length, width = ops.shape(cache)

@@ -1,47 +1,37 @@
 """The few shapes in which the service translates, all of them compiled before the first request.
 
 A backend that compiles does so once for each number of rows and each width, and takes seconds for
-it, which no client is to wait for. `translate` pads its batches to any power of two; here they have
-one of few numbers of rows, and no width is above the longest text that is taken. What is rarely
-asked for, n-best and alignments, is compiled when it is.
+it, which no client is to wait for. Here a batch has one of few numbers of rows, its sentences come
+and go together, and no width is above the longest text that is taken. What is rarely asked for,
+n-best and alignments, is compiled when it is.
 """
 
 from collections.abc import Iterator
 
-from keras_aiayn.decoding.batches import WIDTHS, SourceBatch, like_length, padded_width
+from keras_aiayn.decoding.batches import Shape, Shapes, shapes_for
 from keras_aiayn.decoding.compiled import takes_any_shape
-from keras_aiayn.special_ids import EOS
 from keras_aiayn.translator import Translation, Translator
 
 STEP = 4  # from one number of rows to the next: fewer are compiled sooner, and more are fuller
 
-Shape = tuple[int, int]  # rows, width
+RowsAndWidth = tuple[int, int]
 
 
-def shapes(translator: Translator, tokens: int, tokens_per_batch: int) -> list[Shape]:
+def shapes(translator: Translator, tokens: int, tokens_per_batch: int) -> list[RowsAndWidth]:
     """All shapes of texts of at most so many tokens; none where a new one costs nothing."""
     if takes_any_shape():
         return []
-    widths = {width for width in WIDTHS if width <= padded_width(tokens)}
-    longest = translator.model.max_length
-    if longest is not None:
-        widths = {min(width, longest) for width in widths}
-    return [
-        (rows, width) for width in sorted(widths) for rows in _row_sizes(width, tokens_per_batch)
-    ]
+    every = _shapes(translator, tokens_per_batch)
+    widths = sorted({every.width(length) for length in range(1, tokens + 1)})
+    return [(rows, width) for width in widths for rows in _row_sizes(width, tokens_per_batch)]
 
 
-def compile_shape(translator: Translator, shape: Shape) -> None:
+def compile_shape(translator: Translator, shape: RowsAndWidth) -> None:
     """Compiles what `translate` runs in a shape: a search whose rows are done from the start."""
-    settings = translator.search_settings()
-    batch = SourceBatch(*shape, longest_prefix=0)
-    translator._search((translator.model,), settings)(
-        batch.sources,
-        batch.limits,
-        max_length=batch.capacity(settings, translator.model.max_length),
-        prefixes=batch.prefixes,
-        seeds=batch.seeds,
-    )
+    rows, width = shape
+    every = _shapes(translator, rows * width)
+    search = translator._search((translator.model,), translator.search_settings())
+    search.warm_up(Shape(rows, width, every.room(width, 0), rows), every)
 
 
 def translate(
@@ -73,11 +63,18 @@ def _groups(
         yield real, len(real)
         return
     encoded = translator.source_tokenizer.encode([texts[index] for index in real])
-    sources = {index: [*ids, EOS] for index, ids in zip(real, encoded, strict=True) if ids}
-    longest = translator.model.max_length
-    for indices, width, _ in like_length(sources, tokens_per_batch, longest):
-        sizes = _row_sizes(width, tokens_per_batch)
+    lengths = {i: len(ids) + 1 for i, ids in zip(real, encoded, strict=True) if ids}  # with EOS
+    order = sorted(lengths, key=lambda index: -lengths[index])
+    every = _shapes(translator, tokens_per_batch)
+    while order:
+        sizes = _row_sizes(every.width(lengths[order[0]]), tokens_per_batch)
+        indices, order = order[: sizes[-1]], order[sizes[-1] :]
         yield indices, next(rows for rows in sizes if rows >= len(indices))
+
+
+def _shapes(translator: Translator, tokens_per_batch: int) -> Shapes:
+    longest = translator.model.max_length
+    return shapes_for(translator.search_settings(), tokens_per_batch, longest)
 
 
 def _row_sizes(width: int, tokens_per_batch: int) -> list[int]:

@@ -5,13 +5,11 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_aiayn.decoding.compiled import (
-    compiled,
-    search_function,
-    takes_any_shape,
-    translate_ids,
-)
-from keras_aiayn.decoding.search import SearchResult
+from keras_aiayn.decoding.compiled import compiled, takes_any_shape
+from keras_aiayn.decoding.loop import SearchResult
+from keras_aiayn.decoding.search import BeamSearch
+from keras_aiayn.decoding.steps import translate_ids
+from keras_aiayn.decoding.stream import CompiledSearch
 from keras_aiayn.special_ids import EOS, PAD
 from keras_aiayn.transformer import Transformer
 
@@ -46,7 +44,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def search(model):
-    return search_function(model, beam_size=2, num_return=2)
+    return CompiledSearch(model, BeamSearch(beam_size=2, num_return=2))
 
 
 def assert_same(result, expected):
@@ -55,12 +53,12 @@ def assert_same(result, expected):
 
 
 def test_result_is_numpy(search):
-    result = search(SOURCE, LIMITS, max_length=6)
+    result = search(SOURCE, LIMITS)
     assert isinstance(result, SearchResult)
     assert all(isinstance(field, np.ndarray) for field in result)
     assert result.token_ids.shape == (3, 2, 6) and result.token_ids.dtype == "int32"
     assert result.scores.shape == result.hit_limit.shape == (3, 2)
-    assert result.steps.shape == ()
+    assert result.steps.shape == (3,)
 
 
 def test_compiled_search_is_the_plain_one(model, search):
@@ -73,17 +71,17 @@ def test_compiled_search_is_the_plain_one(model, search):
         num_return=2,
     )
     plain = SearchResult(*(ops.convert_to_numpy(field) for field in plain))
-    assert_same(search(SOURCE, LIMITS, max_length=6), plain)
+    assert_same(search(SOURCE, LIMITS), plain)
 
 
 def test_new_weights_are_seen(model, search):
     set_weights(model, 1)
-    before = search(SOURCE, LIMITS, max_length=6)
+    before = search(SOURCE, LIMITS)
     set_weights(model, 2)
-    after = search(SOURCE, LIMITS, max_length=6)
+    after = search(SOURCE, LIMITS)
     assert not np.array_equal(before.scores, after.scores)
-    fresh = search_function(model, beam_size=2, num_return=2)
-    assert_same(after, fresh(SOURCE, LIMITS, max_length=6))
+    fresh = CompiledSearch(model, BeamSearch(beam_size=2, num_return=2))
+    assert_same(after, fresh(SOURCE, LIMITS))
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="torch compiles nothing")
@@ -118,12 +116,12 @@ def test_training_between_two_searches_compiles_nothing(model, monkeypatch):
     monkeypatch.setattr(
         Transformer, "encode", lambda *args, **kw: traces.append(1) or encode(*args, **kw)
     )
-    search = search_function(model, beam_size=1)
-    search(SOURCE, LIMITS, max_length=6)
+    search = CompiledSearch(model, BeamSearch(beam_size=1))
+    search(SOURCE, LIMITS)
     set_weights(model, 3)
-    search(SOURCE[::-1], LIMITS[::-1], max_length=6)
+    search(SOURCE[::-1], LIMITS[::-1])
     assert len(traces) == 1
-    search(SOURCE[:, :3], LIMITS, max_length=6)
+    search(SOURCE[:, :3], LIMITS)
     assert len(traces) == (1 if takes_any_shape() else 2)
 
 
@@ -136,14 +134,14 @@ def test_many_shapes_are_no_cause_for_a_warning(caplog, capfd):
 
 def test_dropout_is_off():
     model = make_model(dropout=0.5)
-    search = search_function(model, beam_size=2)
-    first, second = (search(SOURCE, LIMITS, max_length=6) for _ in range(2))
+    search = CompiledSearch(model, BeamSearch(beam_size=2))
+    first, second = (search(SOURCE, LIMITS) for _ in range(2))
     np.testing.assert_array_equal(first.scores, second.scores)
 
 
 def test_scores_are_float32_in_a_model_of_low_precision():
     keras.config.set_dtype_policy("mixed_bfloat16")
-    result = search_function(make_model(), beam_size=2)(SOURCE, LIMITS, max_length=6)
+    result = CompiledSearch(make_model(), BeamSearch(beam_size=2))(SOURCE, LIMITS)
     assert result.scores.dtype == result.raw_scores.dtype == "float32"
     assert np.isfinite(result.scores).all()
 
@@ -155,13 +153,13 @@ class SearchAtEpochEnd(keras.callbacks.Callback):
         self.results = []
 
     def on_epoch_end(self, epoch, logs=None):
-        self.results.append(self.search(SOURCE, LIMITS, max_length=6))
+        self.results.append(self.search(SOURCE, LIMITS))
 
 
 def test_search_within_fit_sees_the_weights_of_the_moment():
     model = make_model(dropout=0.0)
-    search = search_function(model, beam_size=2)
-    before = search(SOURCE, LIMITS, max_length=6)  # and `fit` still runs after a search
+    search = CompiledSearch(model, BeamSearch(beam_size=2))
+    before = search(SOURCE, LIMITS)  # and `fit` still runs after a search
     callback = SearchAtEpochEnd(search)
     model.compile(keras.optimizers.SGD(1.0), "mse")
     inputs = {"encoder_token_ids": SOURCE, "decoder_token_ids": SOURCE}
@@ -170,19 +168,17 @@ def test_search_within_fit_sees_the_weights_of_the_moment():
     first, second = callback.results
     assert not np.array_equal(before.scores, first.scores)
     assert not np.array_equal(first.scores, second.scores)
-    assert_same(second, search(SOURCE, LIMITS, max_length=6))
+    assert_same(second, search(SOURCE, LIMITS))
 
 
-@pytest.mark.parametrize(
-    ("limits", "max_length"), [([6, 5, 7], 6), ([6, 5], 6), ([[6], [5], [4]], 6)]
-)
-def test_limits_that_do_not_fit_are_refused(search, limits, max_length):
+@pytest.mark.parametrize("limits", [[6, 5], [[6], [5], [4]]])
+def test_limits_that_do_not_fit_are_refused(search, limits):
     with pytest.raises(ValueError, match="`max_lengths` must be one length") as error:
-        search(SOURCE, np.array(limits), max_length=max_length)
+        search(SOURCE, np.array(limits))
     assert "\n" not in str(error.value)
 
 
-def test_refused_setting_is_one_line(model):
+def test_refused_setting_is_one_line():
     with pytest.raises(ValueError, match="`num_return`.*Received: ") as error:
-        search_function(model, beam_size=2, num_return=3)(SOURCE, LIMITS, max_length=6)
+        BeamSearch(beam_size=2, num_return=3)
     assert "\n" not in str(error.value)

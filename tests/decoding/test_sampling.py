@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from keras import ops
 
+from keras_aiayn.decoding import loop
 from keras_aiayn.decoding.compiled import compiled
-from keras_aiayn.decoding.sampling import _gumbel, _mix, sample
+from keras_aiayn.decoding.sampling import Sampler, _gumbel, _mix
 from keras_aiayn.special_ids import BOS, EOS, PAD, UNK
 
 LOGITS = np.array([3.0, 0.5, 3.0, 0.0, 1.0, 2.0], "float32")  # of every step; ids 0 to 5
@@ -16,11 +17,12 @@ def sample_one_table(seeds, max_lengths, logits, *, max_length, **settings):
     """Samples where every history has the same logits."""
     batch = ops.shape(seeds)[0]
 
-    def step(token_ids, index, ancestors, state):
+    def step(token_ids, ages, slot, ancestors, state):
         shape = (batch, token_ids.shape[1], logits.shape[0])
         return ops.broadcast_to(logits, shape), state
 
-    return sample(step, (), seeds=seeds, max_lengths=max_lengths, max_length=max_length, **settings)
+    lengths = {"max_lengths": max_lengths, "max_length": max_length}
+    return loop.run(Sampler(**settings), step, (), seeds=seeds, **lengths)
 
 
 compiled_sample = compiled(keras.layers.Layer(), sample_one_table)
