@@ -22,7 +22,7 @@ SMALLER = {
     "train": ["--steps", "12", "--tokens-per-batch", "400", "--set", "num_layers=1",
               "--set", "hidden_dim=32", "--set", "intermediate_dim=32", "--set", "warmup_steps=4",
               "--set", "evaluate_every=6", "--set", "evaluate_lines=2",
-              "--set", "checkpoint_every=2"],
+              "--set", "checkpoint_every=1"],
 }  # fmt: skip
 # What the README's examples take as given.
 GIVEN = """

@@ -208,7 +208,10 @@ class Shapes:
         else:
             change = waiting and best.width != now.width
         if change and best.rows >= live:
-            return best._replace(room=self.room(best.width, oldest))
+            few = max(
+                1, best.rows // 4
+            )  # there are some already, so that others do not come at once
+            return best._replace(room=self.room(best.width, oldest), chunk=few)
         if oldest >= now.room:
             return now._replace(room=self.room(now.width, oldest))
         return now

@@ -221,16 +221,8 @@ class _Batch:
         oldest = self.oldest
         slots = np.arange(shape.room)
         written = slots < oldest
-        if self.state is not None:
-            old = np.where(written, (int(self.clock) - oldest + slots) % self.shape.room, 0)
-            self.state = self.search.rearrange(
-                self.state,
-                View(
-                    rows.astype("int32"),
-                    kept,
-                    old.astype("int32"),
-                    written,
-                    np.arange(shape.width, dtype="int32"),
-                ),
-            )
+        before = np.where(written, (int(self.clock) - oldest + slots) % self.shape.room, 0)
+        columns = np.arange(shape.width, dtype="int32")
+        view = View(rows.astype("int32"), kept, before.astype("int32"), written, columns)
+        self.state = self.search.rearrange(self.state, view)
         self.shape, self.clock = shape, np.int32(oldest)
