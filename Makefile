@@ -13,7 +13,7 @@ INPUTS = pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint format clean
+.PHONY: help demo test test-all lint format docs pictures clean
 
 help:
 	@echo "make demo [BACKEND=tensorflow|jax|torch]   train a small translator on made data and try it"
@@ -21,6 +21,8 @@ help:
 	@echo "make test-all                              the slow tests too"
 	@echo "make lint                                  format, lint and types, without changing a file"
 	@echo "make format                                format the code and mend what can be mended"
+	@echo "make docs                                  build the site into site/"
+	@echo "make pictures [BACKEND=...]                draw the pictures of the site again"
 	@echo "make clean                                 remove environments, caches and builds"
 	@echo "PYTHON=python3.12 before or after any of them chooses the interpreter (3.11 to 3.13)."
 
@@ -45,18 +47,23 @@ endef
 .venv-%/.installed: $(INPUTS)
 	$(call environment,.venv-$*,$*$(COMMA)train$(COMMA)demo)
 
+.venv-docs/.installed: $(INPUTS)
+	$(call environment,.venv-docs,docs)
+
 # Kept between runs, though a pattern made them.
 .PRECIOUS: .venv-%/.installed
 
-ifneq (,$(filter demo,$(MAKECMDGOALS)))
+ifneq (,$(filter demo pictures,$(MAKECMDGOALS)))
 ifeq (,$(filter $(BACKEND),tensorflow jax torch))
 $(error BACKEND must be tensorflow, jax or torch. Received: BACKEND=$(BACKEND))
 endif
 endif
 
+RUN = @KERAS_BACKEND=$(BACKEND) TF_CPP_MIN_LOG_LEVEL=2 \
+  JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.venv-jax/cache .venv-$(BACKEND)/bin/python
+
 demo: .venv-$(BACKEND)/.installed
-	@KERAS_BACKEND=$(BACKEND) TF_CPP_MIN_LOG_LEVEL=2 JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.venv-jax/cache \
-	  .venv-$(BACKEND)/bin/python examples/dates.py
+	$(RUN) examples/dates.py
 
 # $(1) the target, $(2) pytest's choice of tests. All backends run, whichever fails.
 define run_tests
@@ -88,8 +95,19 @@ format: .venv/.installed
 	@.venv/bin/ruff check --fix .
 	@echo "make format: done"
 
+docs: .venv-docs/.installed
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@echo "make docs: site/index.html"
+
+demo.keras: | .venv-$(BACKEND)/.installed
+	$(RUN) examples/dates.py
+
+pictures: .venv-$(BACKEND)/.installed demo.keras
+	$(RUN) docs/pictures.py
+	@echo "make pictures: look at docs/pictures"
+
 # What a run left (demo.keras, pictures, runs/) is the user's, and stays.
 clean:
-	@rm -rf .venv .venv-* build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .venv .venv-* build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "make clean: environments, caches and builds are gone"
