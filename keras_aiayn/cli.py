@@ -474,6 +474,27 @@ def export(
     _say(f"exported: {output}")
 
 
+@app.command()
+def quantize(
+    model: Model,
+    output: Annotated[Path, typer.Option(help="The .keras file to write.")],
+    mode: Annotated[str, typer.Option(help="int8.")] = "int8",
+    source: Annotated[
+        Path | None, typer.Option(help="Sentences to measure the speed on, one a line.")
+    ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="Their right translations, for BLEU.")
+    ] = None,
+    backend: Backend = None,
+) -> None:
+    """Write a model with smaller weights; print its size, and with --source its speed."""
+    _start_backend(backend)
+    from keras_aiayn import quantization
+
+    quantization.quantize_file(model, output, mode, source=source, reference=reference)
+    _say(f"quantised: {output}")
+
+
 def _refuse_options(file_format: str, options: dict[str, Any]) -> None:
     """Refuses what another format would understand."""
     for name, value in options.items():

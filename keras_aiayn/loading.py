@@ -15,12 +15,14 @@ import keras
 
 from keras_aiayn.data import tokenizer as tokenizers
 from keras_aiayn.data.tokenizer import KINDS, Tokenizer
+from keras_aiayn.layers.precision import MODES
 from keras_aiayn.translator import FORMAT, Translator
 
 CLASSES = {
     ("keras_aiayn.translator", "Translator"),
     ("keras_aiayn.transformer", "Transformer"),
     ("keras", "DTypePolicy"),
+    ("keras.dtype_policies", "QuantizedDTypePolicy"),
 }
 _ASSETS = {kind.asset_name for kind in KINDS.values()}
 MEMBERS = {"metadata.json", "config.json", "model.weights.h5"} | {
@@ -108,6 +110,7 @@ def _check(path: Path) -> None:
             raise ValueError(f"a translator's file holds no {(strange or names)[0]!r}")
         _check_classes(config)
         _check_search(config["config"])
+        _check_precision(config["config"]["model"]["config"]["dtype"])
         weights = archive.read("model.weights.h5")
         arrays = _check_weights(weights)
         _check_sizes(config["config"]["model"]["config"], len(weights), arrays)
@@ -135,6 +138,13 @@ def _check_search(config: dict[str, Any]) -> None:
     for name, most in (("beam_size", LARGEST_BEAM), ("max_extra_length", LONGEST_OUTPUT)):
         if not 0 <= config[name] <= most:
             raise ValueError(f"its {name} is {config[name]}, and more than {most:,} means harm")
+
+
+def _check_precision(policy: dict[str, Any]) -> None:
+    """Only what `save` writes: Keras reads more out of a name, and other modes ask for more."""
+    mode = policy["config"].get("mode")
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"its weights are in {mode!r}, which is none of {', '.join(MODES)}")
 
 
 def _check_weights(content: bytes) -> int:

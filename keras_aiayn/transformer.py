@@ -26,6 +26,7 @@ from keras_aiayn.layers.decoder import TransformerDecoderBlock
 from keras_aiayn.layers.embedding import SharedEmbedding
 from keras_aiayn.layers.encoder import TransformerEncoderBlock
 from keras_aiayn.layers.position import LearnedPositionEmbedding, SinusoidalPositionEncoding
+from keras_aiayn.layers.precision import check_mode, is_matrix, policies
 
 # Blocks draw their dropout seeds from ranges this far apart (see layers/residual.py).
 BLOCK_SEED_STEP = 10_000_019
@@ -62,6 +63,8 @@ class Transformer(keras.Model):
         use_bias: whether the projections of attention have a bias (not in the paper).
         seed: of dropout; drawn from Python's generator by default, so that
             `keras.utils.set_random_seed` governs it.
+        dtype: a dtype policy: `"float32"`, `"mixed_bfloat16"`, or `"int8_from_float32"` for a model
+            whose weights were quantised; Keras's own by default.
 
     Raises:
         ValueError: where the arguments contradict each other.
@@ -229,9 +232,38 @@ class Transformer(keras.Model):
             scores["cross"].append(weights["cross"])
         return scores
 
+    @property
+    def quantized_to(self):
+        """What the weights were quantised to, `"int8"`, or None."""
+        return self.target_embedding.table.quantization_mode
+
+    def quantize(self, mode=None, config=None, filters=None, **kwargs):
+        """Quantises the weights of all matrices in place, as Keras does; there is no way back.
+
+        Biases, learned positions and normalisations stay as they are.
+
+        Args:
+            mode: `"int8"`.
+            config: Keras's own of that mode; a file says no more than the mode.
+            filters: none, for the same reason: a model is quantised as a whole.
+            **kwargs: of Keras.
+
+        Raises:
+            ValueError: for another mode, and where the model is quantised already.
+        """
+        check_mode(mode)
+        if self.quantized_to is not None:
+            raise ValueError(f"the model is quantised already, to {self.quantized_to}")
+        own = keras.quantizers.Int8QuantizationConfig().get_config()
+        if filters is not None or (config is not None and config.get_config() != own):
+            raise ValueError("a model is quantised as a whole, and as Keras does by default")
+        # Keras would ask every layer, and warn of each that has no matrix.
+        super().quantize(mode, filters=is_matrix, **kwargs)
+
     def compile(self, *args, **kwargs):
         """As any Keras model; a loss with `statistics` and `metrics` of its tokens brings them."""
         super().compile(*args, **kwargs)
+        self._tracker.unlock()  # Keras locks a model as it quantises it
         if getattr(self, "token_metrics", None) is not None:
             self._tracker.untrack(self.token_metrics)  # or they would be reported for ever
         self.token_metrics: Any = self.loss.metrics() if hasattr(self.loss, "statistics") else None
@@ -261,6 +293,11 @@ class Transformer(keras.Model):
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """The loss, and in the same pass over the logits what the metrics need."""
+        if training and self.quantized_to is not None:
+            raise ValueError(
+                f"a model of {self.quantized_to} cannot be trained: "
+                "train the one that it was quantised from"
+            )
         if self.token_metrics is None:
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         statistics = self.loss.statistics(y, y_pred)
@@ -270,7 +307,7 @@ class Transformer(keras.Model):
     def get_config(self):
         """The constructor's arguments."""
         # Written out here only: Keras imports TensorFlow, where it is installed, to serialise.
-        policy = keras.dtype_policies.serialize(self.target_embedding.dtype_policy)
+        policy = keras.dtype_policies.serialize(self.target_embedding.table.dtype_policy)
         own = {**self._arguments, "dtype": policy}
         return {**own, "name": self.name, "trainable": self.trainable}
 
@@ -320,9 +357,10 @@ def _make_parts(
     **block_arguments,
 ):
     """All layers, by name."""
+    own, of_matrices = policies(dtype)
 
     def embedding(size, name, **options):
-        return SharedEmbedding(size, hidden_dim, dtype=dtype, name=name, **options)
+        return SharedEmbedding(size, hidden_dim, dtype=of_matrices, name=name, **options)
 
     def block(kind, index, name):
         # The width of a head is known only here: a block would take it from its inputs.
@@ -330,18 +368,18 @@ def _make_parts(
             "key_dim": block_arguments["key_dim"] or hidden_dim // block_arguments["num_heads"],
             "seed": seed + BLOCK_SEED_STEP * (index + 1),
         }
-        return kind(**options, dtype=dtype, name=name)
+        return kind(**options, dtype=of_matrices, name=name)
 
     def dropout(name, offset):
         rate = block_arguments["dropout"]
-        return keras.layers.Dropout(rate, seed=seed + offset, dtype=dtype, name=name)
+        return keras.layers.Dropout(rate, seed=seed + offset, dtype=own, name=name)
 
     def final_norm(name):
         # Pre-norm leaves the last sum of a stack unnormalised.
         if not block_arguments["normalize_first"]:
             return None
         epsilon = block_arguments["layer_norm_epsilon"]
-        return keras.layers.LayerNormalization(epsilon=epsilon, dtype=dtype, name=name)
+        return keras.layers.LayerNormalization(epsilon=epsilon, dtype=own, name=name)
 
     projection = {"tie_projection": tie_projection, "use_logits_bias": use_logits_bias}
     if share_embeddings:
@@ -352,9 +390,9 @@ def _make_parts(
             target_vocabulary_size or vocabulary_size, "target_embedding", **projection
         )
     if positions == "learned":
-        position = LearnedPositionEmbedding(max_length, dtype=dtype, name="position")
+        position = LearnedPositionEmbedding(max_length, dtype=own, name="position")
     else:
-        position = SinusoidalPositionEncoding(dtype=dtype, name="position")
+        position = SinusoidalPositionEncoding(dtype=own, name="position")
     return types.SimpleNamespace(
         source_embedding=source,
         target_embedding=target,

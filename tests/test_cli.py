@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from keras_aiayn import cli
+from keras_aiayn.loading import load
 
 LETTERS = "abcdefgh"
 SETTINGS = ["--set=num_layers=1", "--set=hidden_dim=16", "--set=intermediate_dim=16",
@@ -270,6 +271,23 @@ def test_models_that_are_none_are_refused(tmp_path, refused):
     refused(foreign, "foreign.keras")
     refused(["translate", "foreign.keras", "--input", "none.txt"], "none.txt")
     assert (tmp_path / "out.txt").read_text() == "old\n"
+
+
+def test_what_a_quantised_file_is_not_for_is_refused(model, data, tmp_path, refused):
+    quantize = ["quantize", model, "--output"]
+    refused([*quantize, "small.keras", "--mode", "int3"], "`mode` must be one of int8", "'int3'")
+    refused([*quantize, model], "would be written over")
+    refused([*quantize, "small.keras", "--reference", "x"], "`reference` needs the `source`")
+    refused([*quantize, "small.keras", "--source", "none.txt"], "there is no file none.txt")
+    assert not (tmp_path / "small.keras").exists()
+    load(model).quantized().save(tmp_path / "small.keras")
+    refused(["quantize", "small.keras", "--output", "b.keras"], "is quantised already, to int8")
+    (tmp_path / "in.txt").write_text("a\n")
+    refused(["translate", "small.keras", "--input", "in.txt", "--dtype", "bfloat16"], "int8")
+    train = ["train", "--data", data, "--output", "run", *SETTINGS]
+    refused([*train, "--init", "small.keras"], "cannot be trained: take the one")
+    refused([*train, "--config", "tiny", "--set", "dtype=int8_from_float32"], "cannot be trained")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_unknown_backend_is_refused(refused):

@@ -31,7 +31,7 @@ ORDER = [
     {"files"},
     {"interop", "evaluation"},
     {"training"},
-    {"plots", "serve"},
+    {"plots", "quantization", "serve"},
     {"cli"},
     {"__main__"},
 ]

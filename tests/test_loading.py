@@ -117,6 +117,12 @@ LOOKUP = {"module": "keras.layers", "class_name": "StringLookup",
           "config": {"vocabulary": "/etc/passwd"}}  # fmt: skip
 
 
+def quantized(mode):
+    config = {"mode": mode, "source_name": "float32"}
+    return {"module": "keras.dtype_policies", "class_name": "QuantizedDTypePolicy",
+            "config": config, "registered_name": None}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -134,6 +140,9 @@ LOOKUP = {"module": "keras.layers", "class_name": "StringLookup",
         (lambda c: inside(c, key_dim=10**9), "key_dim asks for more weights"),
         (lambda c: inside(c, max_length=10**12), "max_length asks for more weights"),
         (lambda c: inside(c, hidden_dim="8"), "cannot be loaded"),
+        (lambda c: inside(c, dtype=quantized("gptq")), "its weights are in 'gptq', which is none"),
+        (lambda c: inside(c, dtype=quantized("int8")), "cannot be loaded"),  # they are not
+        (lambda c: inside(c, dtype="gptq/4/128_from_float32"), "cannot be loaded"),
         (lambda c: [c], "cannot be loaded"),
     ],
 )

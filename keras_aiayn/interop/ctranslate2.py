@@ -78,6 +78,11 @@ def export(
 
 def _check(model: Transformer) -> None:
     """Refuses what CTranslate2 cannot express."""
+    if model.quantized_to is not None:
+        raise ValueError(
+            f"the model is quantised, to {model.quantized_to}: export the one that it was made of, "
+            "and choose CTranslate2's own quantization"
+        )
     attention = model.decoder_blocks[0].self_attention
     if attention.key_dim != attention.value_dim:
         raise ValueError(

@@ -10,6 +10,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_aiayn.layers.precision import policies
+
 # What a masked score becomes. Finite in float32, so that a row without a single key gives the
 # mean of the values and not NaN.
 MASKED_SCORE = -1e9
@@ -129,7 +131,8 @@ class MultiHeadAttention(keras.layers.Layer):
         dtype=None,
         **kwargs,
     ):
-        super().__init__(dtype=dtype, **kwargs)
+        own, of_matrices = policies(dtype)
+        super().__init__(dtype=own, **kwargs)
         self.num_heads = num_heads
         self.key_dim = key_dim
         self.value_dim = value_dim or key_dim
@@ -139,12 +142,12 @@ class MultiHeadAttention(keras.layers.Layer):
         self.seed = seed
 
         def projection(width, name):
-            return keras.layers.Dense(width, use_bias=use_bias, dtype=dtype, name=name)
+            return keras.layers.Dense(width, use_bias=use_bias, dtype=of_matrices, name=name)
 
         self.query_projection = projection(num_heads * key_dim, "query")
         self.key_projection = projection(num_heads * key_dim, "key")
         self.value_projection = projection(num_heads * self.value_dim, "value")
-        self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, dtype=dtype, name="dropout")
+        self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, dtype=own, name="dropout")
         self.output_projection: Any = (
             None if output_dim is None else projection(output_dim, "output")
         )

@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from keras_aiayn.layers.precision import policies
+
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")
 class SharedEmbedding(keras.layers.Layer):
@@ -32,7 +34,8 @@ class SharedEmbedding(keras.layers.Layer):
         dtype=None,
         **kwargs,
     ):
-        super().__init__(dtype=dtype, **kwargs)
+        own, of_matrices = policies(dtype)
+        super().__init__(dtype=own, **kwargs)
         self.vocabulary_size = vocabulary_size
         self.hidden_dim = hidden_dim
         self.tie_projection = tie_projection
@@ -45,7 +48,7 @@ class SharedEmbedding(keras.layers.Layer):
             embeddings_initializer=keras.initializers.RandomNormal(stddev=hidden_dim**-0.5),
             # Keras would run the product in float32 under a mixed policy.
             reverse_dtype=self.compute_dtype,
-            dtype=dtype,
+            dtype=of_matrices,
             name="table",
         )
 

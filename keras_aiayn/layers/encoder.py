@@ -4,6 +4,7 @@ import keras
 
 from keras_aiayn.layers.attention import MultiHeadAttention
 from keras_aiayn.layers.feed_forward import PositionwiseFeedForward
+from keras_aiayn.layers.precision import policies
 from keras_aiayn.layers.residual import Residual, spread_seed
 
 
@@ -51,7 +52,9 @@ class TransformerEncoderBlock(keras.layers.Layer):
         dtype=None,
         **kwargs,
     ):
-        super().__init__(dtype=dtype, **kwargs)
+        own, of_matrices = policies(dtype)
+        super().__init__(dtype=own, **kwargs)
+        self._dtype_of_matrices = of_matrices
         self.num_heads = num_heads
         self.intermediate_dim = intermediate_dim
         self.key_dim = key_dim
@@ -63,7 +66,6 @@ class TransformerEncoderBlock(keras.layers.Layer):
         self.layer_norm_epsilon = layer_norm_epsilon
         self.use_bias = use_bias
         self.seed = seed
-        self._sublayer_dtype = dtype
 
     def build(self, inputs_shape):
         """Makes both sub-layers."""
@@ -103,7 +105,7 @@ class TransformerEncoderBlock(keras.layers.Layer):
             dropout=self.attention_dropout,
             use_bias=self.use_bias,
             seed=spread_seed(self.seed, index),
-            dtype=self._sublayer_dtype,
+            dtype=self._dtype_of_matrices,
             name=name,
         )
 
@@ -113,7 +115,7 @@ class TransformerEncoderBlock(keras.layers.Layer):
             normalize_first=self.normalize_first,
             layer_norm_epsilon=self.layer_norm_epsilon,
             seed=spread_seed(self.seed, index),
-            dtype=self._sublayer_dtype,
+            dtype=self.dtype_policy,
             name=name,
         )
 
@@ -121,7 +123,7 @@ class TransformerEncoderBlock(keras.layers.Layer):
         self.feed_forward = PositionwiseFeedForward(
             self.intermediate_dim,
             activation=self.activation,
-            dtype=self._sublayer_dtype,
+            dtype=self._dtype_of_matrices,
             name="feed_forward",
         )
         self.feed_forward.build(inputs_shape)

@@ -4,6 +4,8 @@ from typing import Any
 
 import keras
 
+from keras_aiayn.layers.precision import policies
+
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")
 class PositionwiseFeedForward(keras.layers.Layer):
@@ -21,11 +23,12 @@ class PositionwiseFeedForward(keras.layers.Layer):
     """
 
     def __init__(self, intermediate_dim, activation="relu", dtype=None, **kwargs):
-        super().__init__(dtype=dtype, **kwargs)
+        own, of_matrices = policies(dtype)
+        super().__init__(dtype=own, **kwargs)
         self.intermediate_dim = intermediate_dim
         self.activation = keras.activations.get(activation)
         self.inner = keras.layers.Dense(
-            intermediate_dim, activation=self.activation, dtype=dtype, name="inner"
+            intermediate_dim, activation=self.activation, dtype=of_matrices, name="inner"
         )
         self.outer: Any = None  # made by `build`
 

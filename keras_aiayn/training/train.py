@@ -95,6 +95,7 @@ def run(
     keras.utils.set_random_seed(config.seed)
     with own.scope():
         model, schedule, gradient_norm = _make(model_config, config)
+    _check_trainable(model)
     if init is not None:
         _warm_start(model, init, data)
     translator = Translator(model, data.source_tokenizer, data.target_tokenizer)
@@ -205,6 +206,15 @@ def _make(
     return model, *_compile(model, model_config, config)
 
 
+def _check_trainable(model: Transformer) -> None:
+    """Refuses weights that are integers."""
+    if model.quantized_to is not None:
+        raise ValueError(
+            f"a model of {model.quantized_to} cannot be trained: take the one that it was "
+            "quantised from, or dtype=float32"
+        )
+
+
 def _check(
     output: Path, data: Prepared, configs: Configs, own: Devices, average: int, resume: bool
 ) -> None:
@@ -302,6 +312,7 @@ def _skipped(model: Transformer, position: dict[str, Any]) -> int:
 def _warm_start(model: Transformer, path: Path, data: Prepared) -> None:
     """Takes the weights of a translator with the same tokenizers and sizes."""
     other = load(path)
+    _check_trainable(other.model)
     ours = [data.source_tokenizer.fingerprint, data.target_tokenizer.fingerprint]
     theirs = [other.source_tokenizer.fingerprint, other.target_tokenizer.fingerprint]
     if ours != theirs:
