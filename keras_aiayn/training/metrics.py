@@ -101,14 +101,14 @@ def _times_softmax_less(logits: Any, factor: Any, less: Any, targets: Any, of_ta
     made = ops.softmax(logits, axis=-1)
     if backend == "torch":
         return made.mul_(factor).sub_(less).scatter_add_(-1, places.long(), -at_target)
-    import tensorflow as tf
-
-    # Operations write over an array that nothing else wants.
-    made = tf.reshape(made * factor - less, (-1, logits.shape[-1]))
-    rows = tf.range(tf.shape(made)[0])
-    places = tf.stack([rows, tf.reshape(targets, (-1,))], axis=1)
-    made = tf.tensor_scatter_nd_sub(made, places, tf.reshape(of_target, (-1,)))
-    return tf.reshape(made, tf.shape(logits))
+    # Operations of TensorFlow write over an array that nothing else wants.
+    made = made * factor - less
+    own = ops.take_along_axis(made, places, axis=-1) - at_target  # (B, T, 1)
+    shape = ops.shape(made)
+    made = ops.reshape(made, (-1, logits.shape[-1]))
+    rows = ops.arange(ops.shape(made)[0], dtype="int32")
+    places = ops.stack([rows, ops.reshape(targets, (-1,))], axis=1)
+    return ops.reshape(ops.scatter_update(made, places, ops.reshape(own, (-1,))), shape)
 
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")
