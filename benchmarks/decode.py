@@ -51,6 +51,11 @@ class System:
         return array, array.shape[1] + self.extra
 
 
+def ended(row: list[int]) -> list[int]:
+    """An output up to its EOS: what comes after it fills the batch, with pads or more of it."""
+    return row[: row.index(3) + 1] if 3 in row else [i for i in row if i]
+
+
 class InBatches(System):
     """A system that waits for the longest output of each batch."""
 
@@ -142,7 +147,7 @@ class Marian(InBatches):
             length_penalty=0.0,
             max_new_tokens=longest,
         )
-        return [[i for i in row if i] for row in found[:, 1:].tolist()]
+        return [ended(row) for row in found[:, 1:].tolist()]
 
 
 class KerasHub(InBatches):
@@ -195,7 +200,7 @@ class KerasHub(InBatches):
         """By KerasHub's sampler, compiled as its models compile it."""
         found = self.search(sources, beam=beam, longest=longest)
         found = found[:, 1:].tolist()
-        return [row[: row.index(3) + 1] if 3 in row else row for row in found]
+        return [ended(row) for row in found]
 
 
 def system(name: str, model: Path, extra: int) -> System:
