@@ -40,20 +40,6 @@ class System:
         """Pieces and EOS of each sentence."""
         return [[*ids, 3] for ids in self.tokenizer.encode(batch)]
 
-    def translate_all(self, lines: list[str], size: int, beam: int) -> list[list[int]]:
-        """Sorted by length, in batches, one after another."""
-        lengths = [len(ids) for ids in self.tokenizer.encode(lines)]
-        order = sorted(range(len(lines)), key=lambda i: -lengths[i])
-        found = {}
-        for at in range(0, len(order), size):
-            part = order[at : at + size]
-            found |= dict(zip(part, self.translate([lines[i] for i in part], beam), strict=True))
-        return [found[i] for i in range(len(lines))]
-
-    def translate(self, batch: list[str], beam: int) -> list[list[int]]:
-        """The outputs of one batch."""
-        raise NotImplementedError
-
     def padded(self, batch: list[str]) -> Any:
         """The same as an array (B, S), and the longest output."""
         import numpy as np
@@ -63,6 +49,30 @@ class System:
         for row, one in zip(array, ids, strict=True):
             row[: len(one)] = one
         return array, array.shape[1] + self.extra
+
+
+def ended(row: list[int]) -> list[int]:
+    """An output up to its EOS: what comes after it fills the batch, with pads or more of it."""
+    return row[: row.index(3) + 1] if 3 in row else [i for i in row if i]
+
+
+class InBatches(System):
+    """A system that waits for the longest output of each batch."""
+
+    def __init__(self, model: Path, extra: int, translate: Any):
+        super().__init__(model, extra)
+        self.translate = translate  # sources (B, S), longest output, beam, to tokens
+
+    def translate_all(self, lines: list[str], size: int, beam: int) -> list[list[int]]:
+        """Sorted by length, one batch after another."""
+        lengths = [len(ids) for ids in self.tokenizer.encode(lines)]
+        order = sorted(range(len(lines)), key=lambda i: -lengths[i])
+        found = {}
+        for at in range(0, len(order), size):
+            part = order[at : at + size]
+            outputs = self.translate(*self.padded([lines[i] for i in part]), beam)
+            found |= dict(zip(part, outputs, strict=True))
+        return [found[i] for i in range(len(lines))]
 
 
 class Ours(System):
@@ -115,20 +125,19 @@ class CTranslate2(System):
         return self._numbers
 
 
-class Marian(System):
+class Marian(InBatches):
     """transformers' Marian, with our weights."""
 
     def __init__(self, model: Path, extra: int):
         from marian import from_ours
 
-        super().__init__(model, extra)
+        super().__init__(model, extra, self.generate)
         self.marian = from_ours(self.translator.model, max_length=2048)
 
-    def translate(self, batch: list[str], beam: int) -> list[list[int]]:
+    def generate(self, sources: Any, longest: int, beam: int) -> list[list[int]]:
         """By `generate`."""
         import torch
 
-        sources, longest = self.padded(batch)
         sources = torch.tensor(sources).long()
         found = self.marian.generate(
             input_ids=sources,
@@ -138,16 +147,16 @@ class Marian(System):
             length_penalty=0.0,
             max_new_tokens=longest,
         )
-        return [[i for i in row if i] for row in found[:, 1:].tolist()]
+        return [ended(row) for row in found[:, 1:].tolist()]
 
 
-class KerasHub(System):
+class KerasHub(InBatches):
     """KerasHub's samplers over our model, whose cache they reorder."""
 
     def __init__(self, model: Path, extra: int):
         from keras_aiayn.decoding.compiled import compiled
 
-        super().__init__(model, extra)
+        super().__init__(model, extra, self.sample)
         self.search = compiled(self.translator.model, self._search)
 
     def _search(self, sources: Any, *, beam: int, longest: int) -> Any:
@@ -187,12 +196,11 @@ class KerasHub(System):
         cache = (model.init_cache(memory, longest), memory_mask)
         return sampler(step, prompt, cache=cache, index=1, mask=known, stop_token_ids=[3])
 
-    def translate(self, batch: list[str], beam: int) -> list[list[int]]:
+    def sample(self, sources: Any, longest: int, beam: int) -> list[list[int]]:
         """By KerasHub's sampler, compiled as its models compile it."""
-        sources, longest = self.padded(batch)
         found = self.search(sources, beam=beam, longest=longest)
         found = found[:, 1:].tolist()
-        return [row[: row.index(3) + 1] if 3 in row else row for row in found]
+        return [ended(row) for row in found]
 
 
 def system(name: str, model: Path, extra: int) -> System:

@@ -124,5 +124,6 @@ def write_section(title: str, text: str, keep: bool = True) -> None:
 
 
 def command() -> str:
-    """The command line of this process, with the script's name only."""
-    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    """The command line of this process, with the names of its files only."""
+    words = [Path(word).name if os.path.isabs(word) else word for word in sys.argv[1:]]
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])

@@ -157,6 +157,8 @@ class Translator(keras.Model):
         """
         if isinstance(texts, str):
             raise ValueError(f"`texts` must be a list of strings, not one. Received: {texts!r}")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"`batch_size` must be at least 1. Received: {batch_size}")
         texts = list(texts)
         asked = self.search_settings(**settings)
         run = functools.partial(

@@ -53,7 +53,11 @@ def test_a_stream_of_lines_gives_what_a_list_gives(translator):
 
 
 def test_small_batches_give_what_large_ones_give(translator):
-    assert translator.translate(SENTENCES, tokens_per_batch=8) == translator.translate(SENTENCES)
+    expected = translator.translate(SENTENCES)
+    assert translator.translate(SENTENCES, tokens_per_batch=8) == expected
+    assert translator.translate(SENTENCES, batch_size=1) == expected
+    with pytest.raises(ValueError, match="`batch_size` must be at least 1. Received: 0"):
+        translator.translate(SENTENCES, batch_size=0)
 
 
 def test_details_hold_scores_tokens_and_alternatives(translator):

@@ -6,12 +6,14 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_aiayn.decoding.compiled import takes_any_shape
+from keras_aiayn.decoding.constraints import Constraints
 from keras_aiayn.decoding.settings import SearchSettings
 from keras_aiayn.special_ids import EOS, PAD
 
-# Widths of padded sources grow by a third or a half: few shapes to compile, little padding.
-NARROWEST = 16
+# Of what is read in one pass. They grow by a third or a half: few shapes, and little padding.
 WIDTHS = sorted({2**i for i in range(3, 18)} | {3 * 2**i for i in range(2, 16)})
+
+NARROWEST = 16  # width, and least room, of a search, which has more to compile for each
 
 
 def padded_width(length: int) -> int:
@@ -87,30 +89,26 @@ class Arrays(NamedTuple):
 
     sources: np.ndarray  # (B, S) int32
     max_lengths: np.ndarray  # (B,) int32; 0 for a row that only fills the batch
-    prefixes: np.ndarray  # (B, P) int32
-    min_lengths: np.ndarray  # (B, 1) int32
-    suppressed: np.ndarray  # (B, any) int32
+    constraints: Constraints
     seeds: np.ndarray  # (B,) int32
 
     @classmethod
     def of(cls, sentences: Sequence[Sentence], rows: int, width: int, rules: "Rules") -> "Arrays":
         """The first of `rows` rows are the sentences, the others fill up."""
-        made = cls(
-            np.full((rows, width), PAD, "int32"),
-            np.zeros(rows, "int32"),
-            np.full((rows, rules.prefix), PAD, "int32"),
-            np.zeros((rows, rules.min_length), "int32"),
-            np.full((rows, rules.suppressed), PAD, "int32"),  # which never comes anyway
-            np.zeros(rows, "int32"),
+        # A pad never comes anyway, so it may be suppressed.
+        sources, prefixes, suppressed = (
+            np.full((rows, size), PAD, "int32") for size in (width, rules.prefix, rules.suppressed)
         )
+        min_lengths = np.zeros((rows, rules.min_length), "int32")
+        max_lengths, seeds = np.zeros((2, rows), "int32")
         for row, sentence in enumerate(sentences):
-            made.sources[row, : len(sentence.source)] = sentence.source
-            made.max_lengths[row] = sentence.max_length
-            made.prefixes[row, : len(sentence.prefix)] = sentence.prefix
-            made.min_lengths[row] = sentence.min_length
-            made.suppressed[row, : len(sentence.suppressed)] = sentence.suppressed
-            made.seeds[row] = sentence.seed
-        return made
+            sources[row, : len(sentence.source)] = sentence.source
+            max_lengths[row] = sentence.max_length
+            prefixes[row, : len(sentence.prefix)] = sentence.prefix
+            min_lengths[row] = sentence.min_length
+            suppressed[row, : len(sentence.suppressed)] = sentence.suppressed
+            seeds[row] = sentence.seed
+        return cls(sources, max_lengths, Constraints(prefixes, min_lengths, suppressed), seeds)
 
 
 class Rules(NamedTuple):

@@ -16,7 +16,7 @@ from keras import ops, tree
 from keras_aiayn.decoding import loop
 from keras_aiayn.decoding.batches import Arrays, Rules, Sentence, Shape, Shapes
 from keras_aiayn.decoding.compiled import compiled, takes_any_shape, to_numpy
-from keras_aiayn.decoding.constraints import Constraints, Tensor
+from keras_aiayn.decoding.constraints import Tensor
 from keras_aiayn.decoding.loop import Method, SearchResult, View
 from keras_aiayn.decoding.steps import TransformerSteps
 from keras_aiayn.special_ids import PAD
@@ -40,8 +40,7 @@ class CompiledSearch:
         def begin(arrays: Arrays, slots: Tensor) -> Any:
             room = ops.shape(slots)[0]
             state = steps.begin(arrays.sources, room)
-            rules = Constraints(arrays.prefixes, arrays.min_lengths, arrays.suppressed)
-            return method.start(state, arrays.max_lengths, room, rules, arrays.seeds)
+            return method.start(state, arrays.max_lengths, room, arrays.constraints, arrays.seeds)
 
         def advance(state: Any, clock: Tensor, most_live: Tensor) -> tuple:
             clock, state = loop.advance(method, steps, clock, state, most_live)

@@ -96,6 +96,13 @@ class TransformerEncoderBlock(keras.layers.Layer):
         x = self.feed_forward_residual(x, sublayer=self.feed_forward, training=training)
         return (x, scores) if return_attention_scores else x
 
+    def compute_output_spec(self, inputs, *args, **kwargs):
+        """The shape of the inputs: to find it, Keras would run the block on its backend."""
+        with_scores = kwargs.get("return_attention_scores") or any(arg is True for arg in args)
+        if with_scores or kwargs.get("cache") is not None:
+            return super().compute_output_spec(inputs, *args, **kwargs)
+        return keras.KerasTensor(inputs.shape, self.compute_dtype)
+
     def _attention(self, name, width, index):
         return MultiHeadAttention(
             self.num_heads,

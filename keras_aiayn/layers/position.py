@@ -37,6 +37,10 @@ class SinusoidalPositionEncoding(keras.layers.Layer):
             positions = ops.arange(ops.shape(inputs)[1])
         return inputs + ops.cast(self.encode(positions, inputs.shape[-1]), inputs.dtype)
 
+    def compute_output_shape(self, inputs_shape, positions_shape=None):
+        """The shape of the inputs."""
+        return inputs_shape
+
     @staticmethod
     def encode(positions, hidden_dim):
         """Encodings of any positions: (...) integers to (..., hidden_dim) float32.

@@ -81,7 +81,7 @@ def _sum_of_exp(logits: Any, largest: Any) -> Any:
 
 
 def _times_softmax_less(logits: Any, factor: Any, less: Any, targets: Any, of_target: Any) -> Any:
-    """`softmax(logits) * factor - less`, and `of_target` less at each target; one array is made.
+    """`softmax(logits) * factor - less`, and `of_target` less at each target.
 
     Args:
         logits: (B, T, V).
@@ -90,25 +90,14 @@ def _times_softmax_less(logits: Any, factor: Any, less: Any, targets: Any, of_ta
         targets: ids (B, T).
         of_target: (B, T).
     """
-    backend = keras.backend.backend()
     factor, less = ops.expand_dims(factor, -1), ops.expand_dims(less, -1)
     places, at_target = ops.expand_dims(targets, -1), ops.expand_dims(of_target, -1)
-    if backend == "jax":
-        # XLA makes one loop of it. Not by a scatter: where devices share a batch, it would gather
-        # all of it first.
-        is_target = ops.equal(ops.arange(logits.shape[-1], dtype="int32"), places)
-        return ops.softmax(logits, axis=-1) * factor - ops.where(is_target, less + at_target, less)
     made = ops.softmax(logits, axis=-1)
-    if backend == "torch":
+    if keras.backend.backend() == "torch":  # it would make one array more for each operation
         return made.mul_(factor).sub_(less).scatter_add_(-1, places.long(), -at_target)
-    import tensorflow as tf
-
-    # Operations write over an array that nothing else wants.
-    made = tf.reshape(made * factor - less, (-1, logits.shape[-1]))
-    rows = tf.range(tf.shape(made)[0])
-    places = tf.stack([rows, tf.reshape(targets, (-1,))], axis=1)
-    made = tf.tensor_scatter_nd_sub(made, places, tf.reshape(of_target, (-1,)))
-    return tf.reshape(made, tf.shape(logits))
+    # Not by a scatter: where devices share a batch, XLA would gather all of it first.
+    is_target = ops.equal(ops.arange(logits.shape[-1], dtype="int32"), places)
+    return made * factor - ops.where(is_target, less + at_target, less)
 
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")

@@ -117,10 +117,12 @@ def test_what_is_warm_compiles_nothing_more(models, monkeypatch):
             return real(*args, **kwargs)
 
         monkeypatch.setattr(Transformer, name, counted)
-    search = CompiledSearch(models[0], BEAM)
+    search = CompiledSearch(models[0], BeamSearch(beam_size=2, early_stopping=False))
     shapes = Shapes(64, lambda width: 70)
     search.warm_up(Shape(4, 16, shapes.room(16, 0), 4), shapes)
     assert traces
     traces.clear()
     sentences = [Sentence([4, EOS], 70), Sentence([5, 6, EOS], 30), Sentence([EOS], 2)]
-    assert len(list(search.stream(sentences, shapes))) == 3 and not traces
+    found = dict(search.stream(sentences, shapes))
+    assert found[0].steps > shapes.room(16, 0)  # it had to have more room
+    assert len(found) == 3 and not traces
