@@ -238,7 +238,8 @@ def test_the_diagram_is_that_of_the_model_as_it_is(tmp_path):
 
 def table(page: str, first: str) -> list[list[str]]:
     """The rows of the table whose first heading is `first`."""
-    rows = re.search(rf"^\| *{re.escape(first)} *\|.*\n\|[-| ]+\n((?:\|.*\n)+)", text_of(page), re.M)
+    pattern = rf"^\| *{re.escape(first)} *\|.*\n\|[-| ]+\n((?:\|.*\n)+)"
+    rows = re.search(pattern, text_of(page), re.MULTILINE)
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[1].splitlines()]
 
 
