@@ -10,6 +10,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_aiayn.layers.position_wise import position_wise
+
 # What a masked score becomes. Finite in float32, so that a row without a single key gives the
 # mean of the values and not NaN.
 MASKED_SCORE = -1e9
@@ -188,13 +190,13 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def project_query(self, query):
         """Queries of all heads: (B, T, d) to (B, H, T, d_k)."""
-        return self._split_heads(self.query_projection(query))
+        return self._split_heads(position_wise(self.query_projection, query))
 
     def project_keys(self, key, value=None):
         """Keys and values of all heads: (B, S, d) to (B, H, S, d_k) and (B, H, S, d_v)."""
-        keys = self._split_heads(self.key_projection(key))
-        values = self._split_heads(self.value_projection(key if value is None else value))
-        return keys, values
+        value = key if value is None else value
+        keys = self._split_heads(position_wise(self.key_projection, key))
+        return keys, self._split_heads(position_wise(self.value_projection, value))
 
     def attend(self, query, key, value, attention_mask=None, need_weights=False, training=None):
         """Attention over projected heads, and the output projection.
@@ -215,7 +217,7 @@ class MultiHeadAttention(keras.layers.Layer):
         joined = ops.reshape(
             ops.swapaxes(heads, 1, 2), (batch, length, self.num_heads * self.value_dim)
         )
-        return self.output_projection(joined), weights
+        return position_wise(self.output_projection, joined), weights
 
     def _drop(self, weights):
         return self.dropout_layer(weights, training=True)
