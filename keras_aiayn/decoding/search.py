@@ -182,7 +182,7 @@ class BeamSearch:
         cut = slot >= count  # fewer than N have finished
         pool = _concatenate(finished, beams.alive)  # N + K of each sentence
         chosen = ops.where(cut, self.num_return + slot - count, slot)
-        best = Hypotheses(*(_gather(field, chosen) for field in pool))  # N
+        best = _gather(pool, chosen)  # N
         exists = best.raw_scores > -math.inf  # (B, N)
         lengths = ops.where(exists, best.lengths, 0)
         token_ids = ops.where(ops.expand_dims(exists, -1), best.token_ids, PAD)
@@ -256,7 +256,7 @@ class BeamSearch:
     ) -> Hypotheses:
         pool = _concatenate(finished, ended)  # N + K of each sentence
         _, best = _top_k(self._normalized(pool, rules), self.num_return)
-        return Hypotheses(*(_gather(field, best) for field in pool))
+        return _gather(pool, best)
 
     def _is_proven(
         self, alive: Hypotheses, finished: Hypotheses, max_lengths: Tensor, rules: Constraints
@@ -276,8 +276,7 @@ def _continued(beams, candidates, beam_size):
     scores = ops.where(ends, -math.inf, candidates.raw_scores)
     # A beam ends in at most one way, so K or more of 2K candidates go on.
     scores, best = _top_k(scores, beam_size)  # (B, K)
-    parents = _gather(candidates.parents, best)  # (B, K)
-    newest = _gather(candidates.token_ids, best)  # (B, K)
+    parents, newest = _gather((candidates.parents, candidates.token_ids), best)  # (B, K)
     token_ids = _gather(beams.alive.token_ids, parents)  # (B, K, R)
     token_ids = _write(token_ids, ops.expand_dims(beams.ages, 1), newest)
     return newest, parents, Hypotheses(token_ids, beams.alive.lengths + 1, scores)
@@ -304,12 +303,18 @@ def _concatenate(first, second):
     return Hypotheses(*(ops.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)))
 
 
-def _gather(x, index):
-    """Takes entries `index` (B, M) of axis 1 of x (B, any, ...): (B, M, ...)."""
-    batch, count, *rest = ops.shape(x)
+def _gather(structure, index):
+    """Takes entries `index` (B, M) of axis 1 of each x (B, any, ...): (B, M, ...)."""
+    batch, count, *_ = ops.shape(tree.flatten(structure)[0])
     start = ops.expand_dims(ops.arange(batch, dtype="int32") * count, axis=-1)  # (B, 1)
-    # One flat gather: `take_along_axis` would want an index for every element.
-    return ops.take(ops.reshape(x, (batch * count, *rest)), start + index, axis=0)
+    index = start + index
+
+    def take(x):
+        # One flat gather: `take_along_axis` would want an index for every element.
+        rest = ops.shape(x)[2:] if len(x.shape) > 2 else ()
+        return ops.take(ops.reshape(x, (-1, *rest)), index, axis=0)
+
+    return tree.map_structure(take, structure)
 
 
 def _top_k(x, k):

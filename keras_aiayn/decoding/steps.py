@@ -42,6 +42,7 @@ class TransformerSteps:
         if keras.backend.backend() == "torch":
             slot = int(slot)  # a number cuts a slice of the cache; a tensor gathers elements
         decoder_mask = masking.ancestor_mask(ancestors)
+        token_ids = ops.reshape(token_ids, (-1, self.beams))  # K is known while it is traced
         logits, caches = [], []
         for model, cache in zip(self.models, state["caches"], strict=True):
             hidden, cache = model.decode(

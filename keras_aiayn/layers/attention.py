@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_aiayn.layers.position_wise import position_wise
 from keras_aiayn.layers.precision import policies
 
 # What a masked score becomes. Finite in float32, so that a row without a single key gives the
@@ -191,13 +192,17 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def project_query(self, query):
         """Queries of all heads: (B, T, d) to (B, H, T, d_k)."""
-        return self._split_heads(self.query_projection(query))
+        return self._project_heads(self.query_projection, query, self.key_dim)
 
     def project_keys(self, key, value=None):
         """Keys and values of all heads: (B, S, d) to (B, H, S, d_k) and (B, H, S, d_v)."""
-        keys = self._split_heads(self.key_projection(key))
-        values = self._split_heads(self.value_projection(key if value is None else value))
-        return keys, values
+        value = key if value is None else value
+        keys = self._project_heads(self.key_projection, key, self.key_dim)
+        return keys, self._project_heads(self.value_projection, value, self.value_dim)
+
+    def _project_heads(self, projection, x, head_dim):
+        heads = position_wise(projection, x, split=(self.num_heads, head_dim))
+        return ops.swapaxes(heads, 1, 2)
 
     def attend(self, query, key, value, attention_mask=None, need_weights=False, training=None):
         """Attention over projected heads, and the output projection.
@@ -214,19 +219,12 @@ class MultiHeadAttention(keras.layers.Layer):
             heads, weights = scaled_dot_product_attention(query, key, value, attention_mask)
         else:
             heads = fused_attention(query, key, value, attention_mask)
-        batch, _, length, _ = ops.shape(heads)
-        joined = ops.reshape(
-            ops.swapaxes(heads, 1, 2), (batch, length, self.num_heads * self.value_dim)
-        )
-        return self.output_projection(joined), weights
+        joined = ops.swapaxes(heads, 1, 2)  # (B, T, H, d_v)
+        width = self.num_heads * self.value_dim
+        return position_wise(self.output_projection, joined, width), weights
 
     def _drop(self, weights):
         return self.dropout_layer(weights, training=True)
-
-    def _split_heads(self, x):
-        batch, length = ops.shape(x)[:2]
-        heads = ops.reshape(x, (batch, length, self.num_heads, x.shape[-1] // self.num_heads))
-        return ops.swapaxes(heads, 1, 2)
 
     def get_config(self):
         """The constructor's arguments."""

@@ -113,8 +113,7 @@ class TransformerDecoderBlock(TransformerEncoderBlock):
             query = self.self_attention.project_query(x)
             keys, values = self.self_attention.project_keys(x)
             if cache is not None:
-                keys = _write(cache["self_key"], _stored(keys), cache_index, _keys_stand_upright())
-                values = _write(cache["self_value"], values, cache_index)
+                keys, values = _write(cache, keys, values, cache_index)
                 cache = cache | {"self_key": keys, "self_value": values}
                 keys = _stored(keys)
             output, scores["self"] = self.self_attention.attend(
@@ -168,22 +167,28 @@ def _stored(keys):
     return ops.swapaxes(keys, -1, -2) if _keys_stand_upright() else keys
 
 
-def _write(cache, rows, index, upright=False):
-    """Puts rows (B, H, T, D) into a cache (B, H, L, D), from row `index` on.
-
-    Both are (B, H, D, T) and (B, H, D, L) where they stand `upright`.
-    """
+def _write(cache, keys, values, index):
+    """The cached keys and values, with new ones (B, H, T, D) from row `index` on."""
     backend = keras.backend.backend()
-    if backend == "torch":  # in place: `slice_update` would copy all of it
-        cache[:, :, index : index + rows.shape[2]] = rows
-        return cache
+    old_keys, old_values = cache["self_key"], cache["self_value"]
     if backend == "jax":
-        return ops.slice_update(cache, (0, 0, 0, index) if upright else (0, 0, index, 0), rows)
+        at = (0, 0, 0, index) if _keys_stand_upright() else (0, 0, index, 0)
+        values = ops.slice_update(old_values, (0, 0, index, 0), values)
+        return ops.slice_update(old_keys, at, _stored(keys)), values
+    batch, heads, length, _ = ops.shape(keys)
+    if backend == "torch":  # in place: `slice_update` would copy all of it
+        old_keys[:, :, index : index + length] = keys
+        old_values[:, :, index : index + length] = values
+        return old_keys, old_values
     # There `slice_update` is an operation of XLA, which is compiled again for every shape, and
     # which not everything that runs a graph has.
-    batch, heads, length, width = ops.shape(cache)
-    first = ops.arange(batch * heads, dtype="int32") * length + index
-    places = ops.expand_dims(first, 1) + ops.arange(ops.shape(rows)[2], dtype="int32")
-    places, rows = ops.reshape(places, (-1, 1)), ops.reshape(rows, (-1, width))
-    written = ops.scatter_update(ops.reshape(cache, (-1, width)), places, rows)
-    return ops.reshape(written, (batch, heads, length, width))
+    first = ops.arange(batch * heads, dtype="int32") * ops.shape(old_keys)[2] + index
+    places = ops.expand_dims(first, 1) + ops.arange(length, dtype="int32")
+    places = ops.reshape(places, (-1, 1))
+
+    def put(old, new):
+        width = new.shape[-1]
+        old, new = ops.reshape(old, (-1, width)), ops.reshape(new, (-1, width))
+        return ops.reshape(ops.scatter_update(old, places, new), (batch, heads, -1, width))
+
+    return put(old_keys, keys), put(old_values, values)

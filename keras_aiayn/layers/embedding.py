@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_aiayn.layers.position_wise import position_wise
 from keras_aiayn.layers.precision import policies
 
 
@@ -73,7 +74,8 @@ class SharedEmbedding(keras.layers.Layer):
         return self.table(inputs) * self.scale
 
     def _project(self, hidden):
-        logits = ops.cast(self.table(hidden, reverse=True), "float32")
+        logits = position_wise(lambda rows: self.table(rows, reverse=True), hidden)
+        logits = ops.cast(logits, "float32")
         return logits + ops.cast(self.logits_bias, "float32") if self.use_logits_bias else logits
 
     def compute_output_spec(self, inputs, reverse=False, training=None):

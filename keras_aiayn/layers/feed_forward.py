@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from keras_aiayn.layers.position_wise import position_wise
 from keras_aiayn.layers.precision import policies
 
 
@@ -42,7 +43,7 @@ class PositionwiseFeedForward(keras.layers.Layer):
 
     def call(self, inputs):
         """Widens, applies the activation, and narrows again."""
-        return self.outer(self.inner(inputs))
+        return position_wise(lambda rows: self.outer(self.inner(rows)), inputs)
 
     def compute_output_shape(self, inputs_shape):
         """The shape of the inputs."""
