@@ -238,7 +238,9 @@ def test_the_diagram_is_that_of_the_model_as_it_is(tmp_path):
 
 def table(page: str, first: str) -> list[list[str]]:
     """The rows of the table whose first heading is `first`."""
-    rows = re.search(rf"^\| *{re.escape(first)} *\|.*\n\|[-| ]+\n((?:\|.*\n)+)", text_of(page), re.M)
+    rows = re.search(
+        rf"^\| *{re.escape(first)} *\|.*\n\|[-| ]+\n((?:\|.*\n)+)", text_of(page), re.M
+    )
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[1].splitlines()]
 
 
