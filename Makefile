@@ -99,10 +99,7 @@ docs: .venv-docs/.installed
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 	@echo "make docs: site/index.html"
 
-demo.keras: | .venv-$(BACKEND)/.installed
-	$(RUN) examples/dates.py
-
-pictures: .venv-$(BACKEND)/.installed demo.keras
+pictures: .venv-$(BACKEND)/.installed
 	$(RUN) docs/pictures.py
 	@echo "make pictures: look at docs/pictures"
 

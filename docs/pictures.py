@@ -3,7 +3,7 @@
     python docs/pictures.py                     all of them, into docs/pictures
     python docs/pictures.py scale masks         some
 
-`attention` draws what a trained model does: `make demo` leaves one in demo.keras.
+What a trained model attends to is drawn by `keras-aiayn plot attention`.
 """
 
 import argparse
@@ -24,8 +24,6 @@ from keras_aiayn import (
 from keras_aiayn.layers.position import SinusoidalPositionEncoding
 
 PICTURES = Path(__file__).parent / "pictures"
-DEMO = Path(__file__).parent.parent / "demo.keras"
-SENTENCE = "Tuesday, 3 March 1998"
 
 
 def draw_positions(folder: Path) -> None:
@@ -41,18 +39,6 @@ def draw_schedule(folder: Path) -> None:
         "big, d 1024, warm-up 4,000": NoamSchedule(1024, 4_000),
     }
     plots.plot_schedule(schedules, folder / "schedule.png", steps=20_000)
-
-
-def draw_attention(folder: Path, model: Path = DEMO) -> None:
-    """Section 3.2: where the heads of a trained model look."""
-    if not model.is_file():
-        raise FileNotFoundError(f"there is no {model}: `make demo` trains it")
-    from keras_aiayn.loading import load
-
-    translator = load(model)
-    for kind, layer in (("cross", -1), ("encoder", 0)):
-        output = folder / f"attention-{kind}.png"
-        plots.plot_attention(translator, SENTENCE, output, layer=layer, kind=kind)
 
 
 def draw_scale(folder: Path) -> None:
@@ -299,7 +285,6 @@ def _finish(figure: Any, output: Path, legend: bool = True) -> None:
 DRAWN = {
     "model": draw_model,
     "scale": draw_scale,
-    "attention": draw_attention,
     "masks": draw_masks,
     "positions": draw_positions,
     "offset": draw_offset,

@@ -59,7 +59,7 @@ def given(tmp_path, monkeypatch):
     tokenizer = ByteTokenizer()
     sizes = {"num_layers": 1, "hidden_dim": 16, "intermediate_dim": 16, "num_heads": 2}
     model = TransformerConfig.tiny(tokenizer.vocabulary_size, **sizes).build(seed=1)
-    translator = Translator(model, tokenizer, tokenizer, beam_size=2, max_length=8)
+    translator = Translator(model, tokenizer, tokenizer, beam_size=2, max_extra_length=4)
     (tmp_path / "run").mkdir()
     translator.save(tmp_path / "run" / "model.keras")
     return translator
@@ -220,7 +220,7 @@ def test_every_page_is_in_the_navigation_and_every_picture_on_a_page():
 def test_the_pictures_can_be_drawn_again(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     pictures = module("docs/pictures.py")
-    drawn = [name for name in pictures.DRAWN if name not in ("attention", "model")]
+    drawn = [name for name in pictures.DRAWN if name != "model"]
     monkeypatch.setattr(sys, "argv", ["pictures.py", "--output", str(tmp_path), *drawn])
     pictures.main()
     assert {path.stem for path in tmp_path.iterdir()} == set(drawn)
