@@ -56,9 +56,9 @@ def draw_scale(folder: Path) -> None:
         weights = [ops.convert_to_numpy(ops.softmax(scores, axis=-1)) for scores in both]
         found["largest"].append([np.median(w.max(-1)) for w in weights])
         found["derivative"].append([np.median(_derivative_norm(w)) for w in weights])
-    left.set(title="scores without the scale", xlabel="score", ylabel="density")
-    middle.set(title="largest of 32 weights, median", ylim=(0, 1.02))
-    right.set(title="norm of the softmax's derivative, median", yscale="log", ylim=(1e-6, 1))
+    left.set(title="raw scores", xlabel="score", ylabel="density")
+    middle.set(title="largest weight, median", ylim=(0, 1.02))
+    right.set(title="norm of the derivative, median", yscale="log", ylim=(1e-6, 1))
     for axis, name in ((middle, "largest"), (right, "derivative")):
         for values, label in zip(zip(*found[name], strict=True), ("raw", "scaled"), strict=True):
             axis.plot(sizes, values, ".-", label=label)
@@ -79,7 +79,7 @@ def draw_masks(folder: Path) -> None:
     masks = [ops.convert_to_numpy(mask)[0] for mask in model.build_masks(source, target)]
     rows = (len(source[0]), len(target[0]), len(target[0]))  # queries of the three attentions
     titles = ("encoder", "decoder", "decoder to encoder")
-    figure, axes = _panels(3, height=3.4)
+    figure, axes = _panels(3, height=3)
     for axis, mask, count, title in zip(axes, masks, rows, titles, strict=True):
         full = np.broadcast_to(mask, (count, mask.shape[-1]))
         axis.imshow(full, cmap="Blues", vmin=0, vmax=1.3)
@@ -96,11 +96,12 @@ def draw_offset(folder: Path) -> None:
     """Section 3.5: the matrices that move an encoding by 1, 5 and 20 positions."""
     width, length = 16, 2_000
     encoding = ops.convert_to_numpy(SinusoidalPositionEncoding.encode(np.arange(length), width))
-    figure, axes = _panels(3, height=3.6)
+    figure, axes = _panels(3, height=2.9)
     for axis, offset in zip(axes, (1, 5, 20), strict=True):
         matrix = np.linalg.lstsq(encoding[:-offset], encoding[offset:], rcond=None)[0]
         image = axis.imshow(matrix, cmap="RdBu", vmin=-1, vmax=1)
         axis.set(title=f"offset {offset}", xticks=range(0, width, 2), yticks=range(0, width, 2))
+        axis.set(xlabel="to dimension", ylabel="from dimension")
     figure.colorbar(image, ax=axes)
     _finish(figure, folder / "offset.png", legend=False)
 
@@ -109,7 +110,7 @@ def draw_smoothing(folder: Path) -> None:
     """Section 5.4: the loss of a token against the probability that it is given."""
     size = 37_000
     given = np.concatenate([np.linspace(0.02, 0.9, 200), 1 - np.logspace(-1, -8, 200)])
-    figure, (axis,) = _panels(1, width=6)
+    figure, (axis,) = _panels(1, width=6.5)
     for smoothing in (0.0, 0.1, 0.2):
         loss = LabelSmoothedCrossentropy(smoothing)
         values = []
@@ -117,7 +118,7 @@ def draw_smoothing(folder: Path) -> None:
             logits = np.zeros((1, 1, size), "float32")  # what is left is shared out evenly
             logits[0, 0, 5] = np.log(probability / (1 - probability) * (size - 1))
             values.append(float(ops.convert_to_numpy(loss(np.array([[5]]), logits))))
-        axis.plot(given, values, label=f"eps = {smoothing}")
+        axis.plot(given, values, label=f"ε = {smoothing}")
         best = int(np.argmin(values))
         axis.plot(given[best], values[best], "k.")
     axis.set(xlabel="probability of the true token", ylabel="loss, nats", ylim=(0, 6))
@@ -128,7 +129,7 @@ def draw_smoothing(folder: Path) -> None:
 def draw_paths(folder: Path) -> None:
     """Section 4: steps from the first position to the last, counted."""
     lengths = [2**power for power in range(2, 11)]
-    figure, (axis,) = _panels(1, width=6)
+    figure, (axis,) = _panels(1, width=6.5)
     axis.plot(lengths, lengths, ".-", label="recurrent: n")
     axis.plot(lengths, [-(-n // 32) for n in lengths], ".-", label="restricted, r = 64: 2 n / r")
     dilated = [next(k for k in range(1, 99) if 3**k >= n) for n in lengths]
@@ -268,7 +269,7 @@ def _text(x: int, y: int, text: str, size: int = 12, weight: str = "normal") -> 
     )
 
 
-def _panels(count: int, width: float = 12, height: float = 4.2) -> tuple[Any, Any]:
+def _panels(count: int, width: float = 9.5, height: float = 3.6) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -279,7 +280,7 @@ def _finish(figure: Any, output: Path, legend: bool = True) -> None:
     for axis in figure.axes if legend else []:
         axis.legend()
         axis.grid(alpha=0.3)
-    figure.savefig(output, dpi=110)
+    figure.savefig(output, dpi=150)
 
 
 DRAWN = {

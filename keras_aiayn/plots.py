@@ -3,6 +3,7 @@
 Each function writes one file, `.png`, `.svg` or `.pdf` by its name.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -94,8 +95,8 @@ def plot_positions(output: Output, hidden_dim: int = 512, length: int = 100) -> 
         xlabel="position", ylabel="dot product, 1 for equal", title="Near positions are alike"
     )
     right.annotate(
-        f"position {length // 2}", (length // 2, 1), xytext=(0, -3), textcoords="offset points",
-        ha="left", va="top",
+        f"position {length // 2}", (length // 2, 1), xytext=(12, 0), textcoords="offset points",
+        ha="left", va="center",
     )  # fmt: skip
     _save(figure, output)
 
@@ -179,21 +180,25 @@ def _printable(text: str) -> str:
 def _draw_heads(
     weights: np.ndarray, keys: list[str], queries: list[str], title: str, ylabel: str, output: Path
 ) -> None:
-    heads = len(weights)
+    rows = math.isqrt(len(weights))  # so that a page need not shrink many heads beyond reading
+    columns = -(-len(weights) // rows)
     width, height = 0.32 * len(keys) + 0.9, 0.32 * len(queries) + 0.9
-    size = (heads * width + 0.9, height + 0.9)
+    size = (columns * width + 0.9, rows * height + 0.9)
     figure = _matplotlib().Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(1, heads, sharey=True, squeeze=False)[0]
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    axes = grid.flat[: len(weights)]
+    for axis in grid.flat[len(weights) :]:
+        axis.remove()
     for head, axis in enumerate(axes):
         image = axis.imshow(weights[head], cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal")
         axis.set_title(f"head {head + 1}", fontsize=9)
         # Two dollar signs in a text are no formula.
         axis.set_xticks(range(len(keys)), keys, rotation=90, fontsize=8, parse_math=False)
         axis.set_yticks(range(len(queries)), queries, fontsize=8, parse_math=False)
-    axes[0].set_ylabel(ylabel)
+    figure.supylabel(ylabel, fontsize=10)
     figure.supxlabel("reads", fontsize=10)
     figure.suptitle(title, fontsize=10, parse_math=False)
-    figure.colorbar(image, ax=axes, shrink=0.8, label="attention")
+    figure.colorbar(image, ax=axes, shrink=0.8 / rows, label="attention")
     _save(figure, output)
 
 
