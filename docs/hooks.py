@@ -83,8 +83,11 @@ def on_post_build(config: Any) -> None:
 def _mathml(found: re.Match) -> str:
     from latex2mathml.converter import convert
 
-    display = "block" if found[1] == "div" else "inline"
-    return convert(html.unescape(found[2]).strip(), display=display)
+    formula = html.unescape(found[2]).strip()
+    if found[1] == "span":
+        return convert(formula, display="inline")
+    # Its box scrolls where a screen is narrower than it.
+    return f'<div class="formula">{convert(formula, display="block")}</div>'
 
 
 def expand(markdown: str, page: str) -> str:
