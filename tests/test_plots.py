@@ -52,6 +52,20 @@ def test_attention_shows_each_head_of_the_layer(translator, drawn, tmp_path, kin
             assert columns[0] == "<s>" and columns[1:] == rows[:-1]
 
 
+@pytest.mark.backend_free
+@pytest.mark.parametrize(("heads", "rows", "columns"), [(1, 1, 1), (3, 1, 3), (5, 2, 3), (8, 2, 4)])
+def test_heads_stand_in_rows_and_no_place_is_drawn_without_one(
+    drawn, tmp_path, heads, rows, columns
+):
+    weights = np.full((heads, 2, 3), 1 / 3)
+    plots._draw_heads(weights, list("abc"), list("de"), "title", "writes", tmp_path / "a.png")
+    *places, colorbar = drawn[0].axes
+    assert [place.get_title() for place in places] == [f"head {i + 1}" for i in range(heads)]
+    grid = places[-1].get_subplotspec().get_gridspec()
+    assert (grid.nrows, grid.ncols) == (rows, columns)
+    assert colorbar.get_ylabel() == "attention"
+
+
 def test_positions_are_those_of_the_layer(drawn, tmp_path):
     plots.plot_positions(tmp_path / "p.svg", hidden_dim=8, length=12)
     assert b"<svg" in (tmp_path / "p.svg").read_bytes()
