@@ -672,6 +672,9 @@ def _translating(
         with Pool(models, devices, dtype) as pool:
             yield pool, []
         return
+    from keras_aiayn.memory import keep_freed_memory
+
+    keep_freed_memory()
     loaded = [_load(path) for path in models]
     translator, *others = loaded if dtype is None else [one.as_dtype(dtype) for one in loaded]
     yield translator, others
