@@ -5,6 +5,7 @@ usage errors answer at once.
 """
 
 import contextlib
+import gc
 import importlib.util
 import itertools
 import os
@@ -620,7 +621,7 @@ def _start_backend(name: str | None, quiet: bool = False, training: bool = False
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "keras-aiayn" / "jax"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")  # small ones too
-    with _without_noise():
+    with _without_noise(), _without_collection():
         import keras
 
         if keras.backend.backend() != name:  # it was imported before we were asked
@@ -632,6 +633,17 @@ def _start_backend(name: str | None, quiet: bool = False, training: bool = False
 
             # It looks for GPUs when it is first asked for them, and reports each failure.
             batching.import_tensorflow().config.list_physical_devices("GPU")
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keeps Python from looking again and again for garbage in what is imported to stay."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextlib.contextmanager
