@@ -166,7 +166,7 @@ def device_name() -> str:
 def measure(options: argparse.Namespace) -> None:
     """In a process of its own: prints the figures of one size on Keras's backend."""
     from keras_aiayn.decoding.compiled import has_accelerator
-    from keras_aiayn.training.memory import peak_memory
+    from keras_aiayn.memory import peak_memory
 
     if not (options.tiny or has_accelerator()):
         print("null")

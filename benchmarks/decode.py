@@ -4,11 +4,12 @@
     python benchmarks/decode.py run/model.keras --size base --source newstest2013.en
 
 All systems have the same weights and translate the same sentences with a length penalty of 0; an
-output has at most 50 tokens more than its input. So many sentences are searched at a time, sorted
-by length; CTranslate2 takes those that are done out of its batches, ours puts others in their
-place, the other two wait for the longest of each batch. Counted are the tokens of the best
-outputs, EOS included. With `--size` the weights are random, so that no output ends by itself: each
-is as long as its input.
+output has at most 50 tokens more than its input, and one at least, which is CTranslate2's rule
+(KerasHub's sampler has none). So many sentences are searched at a time, sorted by length;
+CTranslate2 takes those that are done out of its batches, ours puts others in their place, the
+other two wait for the longest of each batch. Counted are the tokens of the best outputs, EOS
+included. With `--size` the weights are random, so that no output ends by itself: each is as long
+as its input.
 
 CTranslate2, transformers and KerasHub come with the extra [bench].
 """
@@ -81,7 +82,7 @@ class Ours(System):
     def translate_all(self, lines: list[str], size: int, beam: int) -> list[list[int]]:
         """By `Translator.translate`, as anyone would."""
         found = self.translator.translate(
-            lines, beam_size=beam, length_penalty=0.0, max_extra_length=self.extra,
+            lines, beam_size=beam, length_penalty=0.0, max_extra_length=self.extra, min_length=2,
             tokens_per_batch=10**9, batch_size=size, details=True,
         )  # fmt: skip
         return [one.token_ids for one in found]
@@ -146,6 +147,7 @@ class Marian(InBatches):
             do_sample=False,
             length_penalty=0.0,
             max_new_tokens=longest,
+            min_new_tokens=1,
         )
         return [ended(row) for row in found[:, 1:].tolist()]
 

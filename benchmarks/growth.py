@@ -155,7 +155,7 @@ KINDS = {"training step": training, "decoding": decoding, "prepare": preparing,
 
 def measure(kind: str, folder: Path, sizes: dict[str, int], rounds: int) -> None:
     """Prints seconds, and the MB that were needed for it."""
-    from keras_aiayn.training.memory import keep_freed_memory
+    from keras_aiayn.memory import keep_freed_memory
 
     keep_freed_memory()  # so that what is held in the end is the most that was held
     KINDS[kind](folder, SMALLEST)(1)  # loads what is loaded once

@@ -23,6 +23,7 @@ from keras_aiayn import files
 from keras_aiayn.data import corpus
 from keras_aiayn.decoding.settings import SearchSettings
 from keras_aiayn.loading import load
+from keras_aiayn.memory import keep_freed_memory
 from keras_aiayn.translator import Translation
 
 
@@ -66,6 +67,7 @@ def make(path: Path, lines: int, source: Path | None) -> None:
 
 def translate(folder: Path, lines: int, output: str, resume: bool, model: Path | None) -> None:
     """Translates, and says how it went."""
+    keep_freed_memory()  # as the command does
     translator = Watched(lines, model)
     report = files.translate_file(translator, folder / "in", folder / output, resume=resume)
     memory = ", ".join(f"{mb:,.0f}" for mb in translator.memory)

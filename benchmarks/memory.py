@@ -31,7 +31,7 @@ def measure(rows: int, vocabulary: int, keep_freed: bool, remat: bool) -> None:
     import resource
 
     from keras_aiayn import LabelSmoothedCrossentropy, TransformerConfig
-    from keras_aiayn.training.memory import keep_freed_memory
+    from keras_aiayn.memory import keep_freed_memory
     from keras_aiayn.training.remat import recompute_blocks
 
     if keep_freed:

@@ -80,7 +80,7 @@ def train(folder: Path, pairs: int) -> None:
 
     from keras_aiayn import LabelSmoothedCrossentropy, TransformerConfig
     from keras_aiayn.data import batching
-    from keras_aiayn.training.memory import keep_freed_memory
+    from keras_aiayn.memory import keep_freed_memory
 
     keep_freed_memory()
     data, epoch_plan = planned(folder, 0)

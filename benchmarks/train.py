@@ -66,7 +66,7 @@ def adam(config: Any) -> Any:
 
 def fitted(model: Any, data: Any, options: argparse.Namespace) -> Any:
     """A handler that fits a compiled model to the sample."""
-    from keras_aiayn.training.memory import keep_freed_memory
+    from keras_aiayn.memory import keep_freed_memory
 
     keep_freed_memory()
     _, dataset, tokens = sample(data, options.steps, options.tokens)
@@ -82,7 +82,7 @@ def fitted(model: Any, data: Any, options: argparse.Namespace) -> Any:
 def ours(options: argparse.Namespace) -> Any:
     """This package."""
     from keras_aiayn import LabelSmoothedCrossentropy
-    from keras_aiayn.training.memory import keep_freed_memory
+    from keras_aiayn.memory import keep_freed_memory
 
     keep_freed_memory()  # before the first operation
     data = opened(options.folder)

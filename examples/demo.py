@@ -15,7 +15,7 @@ from keras_aiayn import LabelSmoothedCrossentropy, NoamSchedule, Transformer
 from keras_aiayn.data.tasks import copy_task
 from keras_aiayn.decoding.search import BeamSearch
 from keras_aiayn.decoding.stream import CompiledSearch
-from keras_aiayn.training.memory import keep_freed_memory
+from keras_aiayn.memory import keep_freed_memory
 
 ROWS = 256
 NUM_SYMBOLS = 30

@@ -5,6 +5,7 @@ usage errors answer at once.
 """
 
 import contextlib
+import gc
 import importlib.util
 import itertools
 import os
@@ -641,7 +642,7 @@ def _start_backend(name: str | None, quiet: bool = False, training: bool = False
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "keras-aiayn" / "jax"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")  # small ones too
-    with _without_noise():
+    with _without_noise(), _without_collection():
         import keras
 
         if keras.backend.backend() != name:  # it was imported before we were asked
@@ -653,6 +654,17 @@ def _start_backend(name: str | None, quiet: bool = False, training: bool = False
 
             # It looks for GPUs when it is first asked for them, and reports each failure.
             batching.import_tensorflow().config.list_physical_devices("GPU")
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keeps Python from looking again and again for garbage in what is imported to stay."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextlib.contextmanager
@@ -693,6 +705,9 @@ def _translating(
         with Pool(models, devices, dtype) as pool:
             yield pool, []
         return
+    from keras_aiayn.memory import keep_freed_memory
+
+    keep_freed_memory()
     loaded = [_load(path) for path in models]
     translator, *others = loaded if dtype is None else [one.as_dtype(dtype) for one in loaded]
     yield translator, others

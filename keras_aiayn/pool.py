@@ -16,6 +16,7 @@ from typing import IO, Any, Self
 
 from keras_aiayn.decoding.compiled import has_accelerator
 from keras_aiayn.decoding.settings import SearchSettings
+from keras_aiayn.memory import keep_freed_memory
 from keras_aiayn.translator import Translation, Translator
 
 # Calls that a device has at a time: one that it works on, and one that waits.
@@ -184,6 +185,7 @@ def _load(models: list[Path], dtype: str | None) -> None:
     threading.Thread(target=_end_with, args=(parent.join,), daemon=True).start()  # type: ignore
     from keras_aiayn.loading import load
 
+    keep_freed_memory()
     try:
         for path in models:
             translator = load(path)

@@ -19,7 +19,7 @@ PACKAGE = Path(keras_aiayn.__file__).parent
 
 # A part imports from its own folder and from the parts that stand before it in its row.
 ORDER = [
-    {"special_ids"},
+    {"special_ids", "memory"},
     {"masking"},
     {"layers"},
     {"transformer"},
@@ -45,9 +45,9 @@ BACKENDS = {"tensorflow", "jax", "torch"}
 MAY_IMPORT_BACKENDS = {
     "data.batching",
     "decoding.compiled",
+    "memory",
     "training.checkpoint",
     "training.distribution",
-    "training.memory",
 }
 
 

@@ -8,10 +8,11 @@ on pieces: what stands around it is `tokenizer.encode`, `pieces` and `decode`.
     options = {"beam_size": 4, "length_penalty": 0, "max_input_length": 0}
     engine.translate_batch([pieces], **options)[0].hypotheses[0]
 
-It cuts inputs at 1,024 tokens unless told otherwise. It scores by the sum over length **
-length_penalty, not by the paper's: with a length penalty of 0 and the same maximum length greedy
-outputs are those of this package, and those of a beam, where its search does not stop before the
-best one is proven.
+It cuts inputs at 1,024 tokens unless told otherwise, and gives no empty output, as this package
+does with `min_length=2` (EOS counts). It scores by the sum over length ** length_penalty, not by
+the paper's: with a length penalty of 0, that minimum and the same maximum length greedy outputs are
+those of this package, and all but a few of a beam. There a hypothesis may end only where EOS is
+among the best K continuations; here it may among the best 2K.
 """
 
 import importlib.util

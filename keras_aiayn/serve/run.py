@@ -13,6 +13,7 @@ import uvicorn
 
 from keras_aiayn.data.tokenizer import Tokenizer
 from keras_aiayn.loading import load, load_tokenizers
+from keras_aiayn.memory import keep_freed_memory
 from keras_aiayn.pool import Pool
 from keras_aiayn.serve import shapes
 from keras_aiayn.serve.app import Asked, Limits, make_app
@@ -98,6 +99,7 @@ def _bound(host: str, port: int) -> socket.socket:
 def _on_devices(model: Path, devices: int) -> Iterator[tuple[Tokenizer, CallOn]]:
     """The tokenizer of the source, and what calls on the devices."""
     if devices == 1:
+        keep_freed_memory()
         translator = load(model)
         yield translator.source_tokenizer, lambda device, function: function(translator)
         return

@@ -27,8 +27,8 @@ import keras
 import numpy as np
 
 from keras_aiayn.config import TrainingConfig, TransformerConfig
+from keras_aiayn.memory import keep_freed_memory
 from keras_aiayn.training.launch import end_with_the_launcher
-from keras_aiayn.training.memory import keep_freed_memory
 
 # Dropout of replica r draws from a seed this far from that of replica r - 1: torch's masks of
 # seeds one apart are the same, one step later.

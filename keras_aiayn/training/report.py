@@ -14,8 +14,8 @@ from rich.console import Console
 from keras_aiayn.config import TrainingConfig
 from keras_aiayn.data import batching
 from keras_aiayn.data.prepared import Prepared
+from keras_aiayn.memory import peak_memory
 from keras_aiayn.training.distribution import Devices
-from keras_aiayn.training.memory import peak_memory
 from keras_aiayn.transformer import Transformer
 
 # What `log.jsonl` tells of a training token, from the metrics of `fit`.

@@ -77,7 +77,7 @@ def test_the_tokens_are_ours(tmp_path, options, beam_size):
         # What pad and BOS would have had is shared among the others there.
         if found.hypotheses[0] == translation.tokens:
             assert -1e-3 < found.scores[0] - translation.raw_score < 0.5
-        else:  # its search may stop before the best is proven
+        else:  # its beams may end with fewer candidates
             numbers = [
                 ids_of(translator)[piece] for hypothesis in found.hypotheses for piece in hypothesis
             ]

@@ -1,7 +1,9 @@
 """Several devices, in one process or in many, make of a batch what one device makes of it."""
 
+import inspect
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from keras_aiayn.training import distribution, launch
+from keras_aiayn.transformer import Transformer
 
 BACKEND = keras.backend.backend()
 SCRIPT = Path(__file__).with_name("on_devices.py")
@@ -185,6 +188,26 @@ def test_weights_are_cut_on_jax_only_and_among_devices_that_are_there(model_para
     message = "must be at least 1" if not model_parallel else "model_parallel=2"
     with pytest.raises(ValueError, match=message):
         distribution.start(1, model_parallel=model_parallel)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="only JAX cuts weights")
+def test_a_rule_of_the_layout_that_cuts_no_weight_is_refused(monkeypatch):
+    model = Transformer(20, num_layers=1, hidden_dim=8, intermediate_dim=8, num_heads=2)
+    monkeypatch.setattr(distribution, "LAYOUT", {r".*/querry/kernel": (None, "model")})
+    with pytest.raises(ValueError, match="no weight was laid out by .*querry"):
+        distribution._Jax(0, 1, replicas=1, model_parallel=2).share(model)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="it is Keras's trainer on TensorFlow")
+def test_keras_asks_a_strategy_of_processes_to_reduce_as_it_did_when_ours_was_mended():
+    """`_join_tensorflow` leans on these calls: a Keras with others needs another look at it."""
+    trainer = inspect.getsource(sys.modules["keras.src.backend.tensorflow.trainer"])
+    asked = re.findall(r"strategy\.reduce\((.*?)\)", trainer, re.DOTALL)
+    assert [" ".join(each.split()).rstrip(",") for each in asked] == [
+        '"MEAN", maybe_distributed_data_batch, axis=None',
+        '"SUM", v',
+        '"MEAN", v, axis=0',
+    ]
 
 
 # The command, from end to end.

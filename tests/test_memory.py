@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from keras_aiayn.training import memory
+from keras_aiayn import memory
 
 # The module by its file: no import of the package, whose own arrays would count.
 PROBE = """

@@ -1,6 +1,6 @@
-"""Memory of a run: what it takes, and freed memory that stays with the process.
+"""Memory of a process: what it takes, and freed memory that stays with it.
 
-The latter spares training on a CPU its page faults.
+The latter spares training on a CPU its page faults, and keeps a long translation at one size.
 """
 
 import ctypes
@@ -20,9 +20,10 @@ def keep_freed_memory() -> bool:
     """Tells the C library to keep what is freed instead of handing it back to the system.
 
     By default glibc maps each large array anew and unmaps it after use, so that every step of a
-    training on a CPU has its activations zeroed page by page. One heap that never shrinks is
-    faster and holds some more (`benchmarks/memory.py` measures both). Call it before the first
-    operation: threads that have a heap of their own keep it.
+    training on a CPU has its activations zeroed page by page, and what it does keep falls into
+    pieces: the heap of a long translation grows with each new order of batches. One heap that
+    never shrinks is faster, holds some more (`benchmarks/memory.py` measures both), and stays as
+    it is. Call it before the first operation: threads that have a heap of their own keep it.
 
     Returns:
         Whether it was done: not where the C library is another one, or the environment has
