@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+import keras_aiayn
+
+PACKAGE = Path(keras_aiayn.__file__).parent
 BACKEND = keras.backend.backend()
+# The suite runs on all three: each takes the next of them, which makes all pairs.
+NEXT, LAST = {
+    "tensorflow": ("jax", "torch"),
+    "jax": ("torch", "tensorflow"),
+    "torch": ("tensorflow", "jax"),
+}[BACKEND]
 
 # A slow machine is no failure, and the same commit gives the same verdict twice.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
@@ -104,5 +113,23 @@ def run_cli(tmp_path: Path) -> Callable[..., Ran]:
             timeout=timeout,
         )
         return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return run
+
+
+@pytest.fixture(params=[NEXT, pytest.param(LAST, marks=pytest.mark.slow)])
+def on_another_backend(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Runs a file of Python in a process of another backend, and gives the backend's name."""
+
+    def run(script: str, *arguments: str | Path, **settings: str) -> str:
+        environment = {"KERAS_BACKEND": request.param, "PYTHONPATH": str(PACKAGE.parent)}
+        done = subprocess.run(
+            [sys.executable, script, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env=os.environ | environment | settings,
+        )
+        assert done.returncode == 0, done.stderr
+        return request.param
 
     return run

@@ -4,8 +4,6 @@ Run as a program, this file is such a process: `python test_backends.py FOLDER` 
 files in the folder, and leaves what it found there.
 """
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,12 +15,6 @@ import keras_aiayn as ka
 from keras_aiayn import masking
 
 HERE = keras.backend.backend()
-# The suite runs on all three: each takes the next of them, which makes all pairs.
-NEXT, LAST = {
-    "tensorflow": ("jax", "torch"),
-    "jax": ("torch", "tensorflow"),
-    "torch": ("tensorflow", "jax"),
-}[HERE]
 
 V, D, UPDATES = 17, 16, 4
 SIZES = {"num_layers": 1, "hidden_dim": D, "intermediate_dim": 32, "num_heads": 2}
@@ -122,20 +114,11 @@ def test_updates_are_large_enough_to_tell(ours):
         assert ours[f"losses {name}"][-1] < ours[f"losses {name}"][0] - 0.01
 
 
-@pytest.mark.parametrize("backend", [NEXT, pytest.param(LAST, marks=pytest.mark.slow)])
-def test_another_backend_computes_and_trains_the_same_from_our_files(backend, folder, ours):
-    environment = {
-        "KERAS_BACKEND": backend,
-        "PYTHONPATH": str(Path(ka.__file__).parents[1]),
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # they take longer here than what they speed up
-    }
-    done = subprocess.run(
-        [sys.executable, __file__, folder],
-        capture_output=True,
-        text=True,
-        env=os.environ | environment,
-    )
-    assert done.returncode == 0, done.stderr
+def test_another_backend_computes_and_trains_the_same_from_our_files(
+    on_another_backend, folder, ours
+):
+    # Optimizations take longer here than what they speed up.
+    backend = on_another_backend(__file__, folder, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
     with np.load(folder / f"{backend}.npz") as theirs:
         assert set(theirs) == set(ours)
         assert list(theirs["dtypes mixed"]) == list(ours["dtypes mixed"]) == ["bfloat16", "float32"]

@@ -1,5 +1,6 @@
 """The command: the whole line on a made corpus, and every bad input as one line and status 2."""
 
+import gc
 import json
 import os
 import pty
@@ -364,3 +365,13 @@ def test_unequal_files_are_not_evaluated(texts, tmp_path, refused):
     refused(
         ["evaluate", "model.keras", "--source", texts[0], "--target", short], "40 lines", "short.b"
     )
+
+
+@pytest.mark.backend_free
+def test_garbage_is_collected_again_after_the_imports():
+    with pytest.raises(ImportError), cli._without_collection():
+        assert not gc.isenabled()
+        raise ImportError
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    assert gc.isenabled() and frozen > 0

@@ -4,8 +4,6 @@ Run as a program, this file is a process of another backend: `python test_quanti
 answers for the files in the folder, and leaves what it found there.
 """
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,13 +16,6 @@ from keras_aiayn.data.tokenizer import ByteTokenizer
 from keras_aiayn.interop import ctranslate2
 from keras_aiayn.loading import load
 from keras_aiayn.quantization import quantize_file
-
-HERE = keras.backend.backend()
-NEXT, LAST = {
-    "tensorflow": ("jax", "torch"),
-    "jax": ("torch", "tensorflow"),
-    "torch": ("tensorflow", "jax"),
-}[HERE]
 
 SIZES = {"num_layers": 1, "hidden_dim": 32, "intermediate_dim": 48, "num_heads": 4}
 # All layers that have matrices, and all that have not.
@@ -172,19 +163,11 @@ def test_the_command_quantises_and_refuses_in_one_line(tmp_path, run_cli):
     np.testing.assert_array_equal(outputs(loaded), outputs(make().quantized()))
 
 
-@pytest.mark.parametrize("backend", [NEXT, pytest.param(LAST, marks=pytest.mark.slow)])
-def test_another_backend_computes_the_same_from_our_file(tmp_path, backend):
+def test_another_backend_computes_the_same_from_our_file(tmp_path, on_another_backend):
     names = [name for name in KINDS if name != "mixed"]
     for name in names:
         make(name).quantized().save(tmp_path / f"{name}.keras")
-    environment = {"KERAS_BACKEND": backend, "PYTHONPATH": str(Path(ka.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, __file__, tmp_path],
-        capture_output=True,
-        text=True,
-        env=os.environ | environment,
-    )
-    assert done.returncode == 0, done.stderr
+    on_another_backend(__file__, tmp_path)
     with np.load(tmp_path / "found.npz") as found:
         for name in names:
             own = load(tmp_path / f"{name}.keras")

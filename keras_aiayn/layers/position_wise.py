@@ -12,7 +12,7 @@ def position_wise(layer, inputs, width=None, split=()):
     Args:
         layer: a function from (N, d) to (N, any).
         inputs: (B, T, d), or (B, T, ...) of d numbers in all.
-        width: d, where `inputs` has more axes.
+        width: d, where `inputs` has more axes or a graph does not know their size.
         split: sizes of the axes that the last one of the output is split into, as heads.
 
     Returns:

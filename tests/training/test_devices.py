@@ -102,7 +102,7 @@ def assert_the_same(several, one, replicas):
         assert np.linalg.norm(several[f"{name}/moved"] - one[f"{name}/moved"]) < 1e-5 * distance
         for metric in ("norm", "loss"):
             assert several[f"{name}/{metric}"] == pytest.approx(one[f"{name}/{metric}"], rel=1e-5)
-    assert np.linalg.norm(several["clipped/moved"]) == pytest.approx(0.05, rel=1e-5)
+    assert np.linalg.norm(several["clipped/moved"]) == pytest.approx(1, rel=1e-5)
     if "dropout/masks" not in several:
         return
     # A kept unit counts 2, a dropped one 0: were the masks of all replicas one, there would be
@@ -117,10 +117,7 @@ def assert_the_same(several, one, replicas):
 def test_one_device_does_what_was_asked(one_device):
     whole, parts = one_device["whole/moved"], one_device["accumulated/moved"]
     assert np.linalg.norm(whole) == pytest.approx(float(one_device["whole/norm"]), rel=1e-5)
-    # Weights are about 1 at most: how far they moved is known to a rounding of them.
-    np.testing.assert_allclose(
-        parts, one_device["clipped/moved"], rtol=0, atol=float(np.finfo("float32").eps)
-    )
+    np.testing.assert_allclose(parts, one_device["clipped/moved"], atol=1e-6)
     cosine = whole @ parts / np.linalg.norm(whole) / np.linalg.norm(parts)
     assert cosine == pytest.approx(1, abs=1e-6)
 
