@@ -2,8 +2,8 @@
 
     translator.quantized("int8").save("small.keras")
 
-takes a quarter of the room. Whether it is faster depends on the backend and on the machine, so it
-is measured, on the sentences that it is for.
+takes a quarter of the room for each matrix. Whether it is faster depends on the backend and on the
+machine, so it is measured, on the sentences that it is for.
 """
 
 import dataclasses

@@ -433,7 +433,7 @@ class Translator(keras.Model):
         return self._with(Transformer.from_config(config))
 
     def quantized(self, mode: str = "int8") -> "Translator":
-        """The same translator with quantised weights: a quarter of the size, slightly other scores.
+        """The same translator with quantised weights: smaller, with slightly other scores.
 
         It is saved and loaded as any other, on every backend, and cannot be trained.
 
