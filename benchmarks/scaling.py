@@ -8,12 +8,15 @@ summed (PyTorch) or with one device that does the same work (JAX, TensorFlow).
 
 Then the arithmetic for accelerators, drawn as a picture. An update of the paper's batch, 25,000
 tokens a side, needs 6 operations for each weight and token (a weight of either stack meets the
-tokens of its side; the embedding counts as the projection). N devices share it. A ring sends
-2 (N - 1) / N times the gradients, 4 bytes a weight or 2 in bfloat16, over the slowest link. The
-two are not overlapped here: what is shown is the least that data parallel gives.
+tokens of its side; the embedding counts as the projection). N devices share it. Gradients, 4 bytes
+a weight, are summed in rings: within each machine, then each device its part between the machines,
+over a link of its own. Nothing is overlapped, and latencies are not counted. Weights that are cut
+among the devices of a machine (model parallel) need no sum of gradients there, but of activations,
+there and back: behind attention and behind the feed-forward network of each block.
 """
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -86,13 +89,31 @@ def measure(options: argparse.Namespace) -> None:
         print(json.dumps(times))
 
 
-def update(config: Any, devices: int, bytes_of_weight: int) -> tuple[float, float]:
-    """Seconds of computing and of communicating an update of the paper's batch."""
-    weights = config.build().count_params()
-    computing = 6 * weights * TOKENS / devices / COMPUTE
-    slowest = INSIDE if devices <= PER_MACHINE else BETWEEN
-    sent = 2 * (devices - 1) / devices * weights * bytes_of_weight
-    return computing, sent / slowest
+def ring(devices: int, size: float) -> float:
+    """Bytes that each of some devices sends to sum arrays of so many bytes."""
+    return 2 * (devices - 1) / devices * size
+
+
+def update(config: Any, devices: int, tokens: int = TOKENS, cut: bool = False) -> tuple[float, ...]:
+    """An update on some devices, by data parallel alone or with weights cut in each machine.
+
+    Returns:
+        Seconds of computing and of sending, and the bytes that each device sends.
+    """
+    own = min(devices, PER_MACHINE)
+    machines = devices // own
+    gradients = 4 * weights_of(config)
+    sums = config.num_layers * (2 + 3) * 2 if cut else 1  # of either block, there and back
+    summed = tokens / machines * config.hidden_dim * 4 if cut else gradients
+    inside, between = sums * ring(own, summed), ring(machines, gradients / own)
+    computing = 6 * weights_of(config) * tokens / devices / COMPUTE
+    return computing, inside / INSIDE + between / BETWEEN, inside + between
+
+
+@functools.cache
+def weights_of(config: Any) -> int:
+    """Weights of a model."""
+    return config.build().count_params()
 
 
 def draw(path: Path) -> str:
@@ -104,27 +125,39 @@ def draw(path: Path) -> str:
 
     from keras_aiayn import TransformerConfig
 
+    configs = {name: getattr(TransformerConfig, name)() for name in ("base", "big")}
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    rows = []
-    for name in ("base", "big"):
-        config = getattr(TransformerConfig, name)()
-        for size, style in ((4, "-"), (2, "--")):
-            times = [update(config, devices, size) for devices in DEVICES]
-            speedups = [times[0][0] / (computing + sending) for computing, sending in times]
-            axes.plot(DEVICES, speedups, style, marker="o", label=f"{name}, {size} bytes a weight")
-            if size == 4:
-                rows += [
-                    [name, devices, f"{1e3 * computing:,.2f}", f"{1e3 * sending:,.2f}",
-                     f"{speedup:,.1f}", f"{100 * sending / (computing + sending):.0f} %"]
-                    for devices, (computing, sending), speedup in zip(
-                        DEVICES, times, speedups, strict=True)
-                ]  # fmt: skip
+
+    def line(label: str, config: Any, style: str, **settings: Any) -> None:
+        times = [sum(update(config, devices, **settings)[:2]) for devices in DEVICES]
+        alone = update(config, 1, settings.get("tokens", TOKENS))[0]
+        axes.plot(DEVICES, [alone / time for time in times], style, marker="o", label=label)
+
+    for times in (1, 4, 16, 64):
+        batch = "the paper's batch" if times == 1 else f"{times} times that"
+        line(f"data parallel, {batch}", configs["base"], "-", tokens=times * TOKENS)
+    for name, config in configs.items():
+        line(f"{name} cut in each machine, the paper's batch", config, "--", cut=True)
     axes.plot(DEVICES, DEVICES, ":", color="grey", label="as many times as devices")
     axes.set(xscale="log", yscale="log", xlabel="accelerators", ylabel="times as fast as one")
+    axes.set_xticks(DEVICES, [f"{devices:,}" for devices in DEVICES])
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
-    header = ["model", "devices", "computing, ms", "communicating, ms", "speed-up", "communication"]
+    rows = []
+    for name, config in configs.items():
+        for devices in DEVICES:
+            (computing, sending, sent), cut = (
+                update(config, devices),
+                update(config, devices, cut=True),
+            )
+            rows.append([
+                name, devices, f"{sent / 1e6:,.0f}", f"{1e3 * computing:,.2f}",
+                f"{1e3 * sending:,.2f}", f"{update(config, 1)[0] / (computing + sending):,.1f}",
+                f"{100 * sending / (computing + sending):.0f} %", f"{1e3 * cut[1]:,.2f}",
+            ])  # fmt: skip
+    header = ["model", "devices", "MB sent by each", "computing, ms", "sending, ms",
+              "times as fast", "share of sending", "sending if cut, ms"]  # fmt: skip
     return workers.table(header, rows)
 
 
@@ -132,22 +165,24 @@ def conclusions() -> str:
     """How far the paper's batch carries, and what pays beyond."""
     from keras_aiayn import TransformerConfig
 
-    lines = []
+    lines = [
+        "Both models compute and send in proportion to their weights, so data parallel carries one "
+        "as far as the other."
+    ]
     for name in ("base", "big"):
         config = getattr(TransformerConfig, name)()
-        times = {devices: update(config, devices, 4) for devices in DEVICES}
-        half = max(n for n, (computing, sending) in times.items() if sending <= computing)
-        computing, sending = update(config, 64, 4)
+        times = {devices: update(config, devices) for devices in DEVICES}
+        half = max(n for n, (computing, sending, _) in times.items() if sending <= computing)
+        computing, sending, _ = times[DEVICES[-1]]
+        pays = [n for n in DEVICES[1:] if update(config, n, cut=True)[1] < times[n][1]]
         lines.append(
-            f"- {name}: up to {half} devices an update computes longer than it sends. On 64, a "
-            f"batch {sending / computing:,.0f} times as large, or as many accumulated, would "
-            "compute as long as it sends."
+            f"- {name}: up to {half} devices an update of the paper's batch computes longer than "
+            f"it sends. On {DEVICES[-1]:,}, a batch {sending / computing:,.0f} times as large, or "
+            "as many accumulated, would compute as long as it sends. Weights cut among the devices "
+            f"of a machine are sent for less from {min(pays)} devices on. Until then they pay only "
+            "where a replica does not fit: its weights, gradients and Adam's two moments are "
+            f"{16 * weights_of(config) / 1e9:.1f} GB."
         )
-    lines.append(
-        "- Cutting the weights among the devices of a machine sends activations instead: of each "
-        "block twice the width times the tokens of a device. It pays where a replica does not fit, "
-        "or where a device's share of the batch is a few hundred tokens."
-    )
     return "\n".join(lines)
 
 
@@ -173,10 +208,10 @@ def main() -> None:
         rows.append([devices, f"{1 / times['whole']:.2f}", f"{share:.0f} %" if devices > 1 else ""])
     header = ["CPU devices", "updates/s", "not computing"]
     workers.write_section(f"Scaling on this machine, {backend}", workers.table(header, rows))
-    picture = Path(__file__).parents[1] / "docs" / "scaling.png"
+    picture = Path(__file__).parents[1] / "docs" / "pictures" / "scaling.png"
     workers.write_section(
         "Scaling by arithmetic",
-        f"{draw(picture)}\n\n![speed-up](../docs/scaling.png)\n\n{conclusions()}",
+        f"{draw(picture)}\n\n![speed-up](../docs/pictures/scaling.png)\n\n{conclusions()}",
     )
 
 

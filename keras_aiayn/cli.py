@@ -69,6 +69,8 @@ def main() -> None:
             sys.stdout.flush()
         except OSError:  # it is full: Python would say so once more, and end with another status
             _give_up_standard_output()
+        if not expected:  # backends would wait for processes that are gone, and abort
+            os._exit(2)
         sys.exit(2)
 
 

@@ -46,7 +46,7 @@ def batches(own, corpus, accumulation=1, max_shapes=1, tokens_per_batch=None):
     return own.feed(dataset)
 
 
-def travelled(own, optimizer, dataset, steps, accumulation=1):
+def travelled(own, optimizer, dataset, steps, scaled=False):
     """How far training on some batches moves the weights, and the gradient norm it reports."""
     keras.utils.set_random_seed(1)
     with own.scope():
@@ -56,6 +56,8 @@ def travelled(own, optimizer, dataset, steps, accumulation=1):
         )  # fmt: skip
         optimizer = optimizer()
         norm = watched(optimizer)
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**10)
         model.compile(optimizer, LabelSmoothedCrossentropy(0.1))
         model.optimizer.build(model.trainable_variables)
     own.share(model)
@@ -64,7 +66,13 @@ def travelled(own, optimizer, dataset, steps, accumulation=1):
     after = [keras.ops.convert_to_numpy(weight) for weight in model.weights]
     moved = np.concatenate([(b - a).ravel() for b, a in zip(before, after, strict=True)])
     loss = own.metrics(model)["token_loss"]
-    return {"moved": moved, "norm": float(keras.ops.convert_to_numpy(norm)), "loss": loss}
+    found = {"moved": moved, "norm": float(keras.ops.convert_to_numpy(norm)), "loss": loss}
+    if scaled:
+        # A gradient that overflows in one process alone keeps all of them from the update.
+        gradient = keras.ops.convert_to_tensor(np.inf if own.is_first else 1.0)
+        finite = bool(keras.ops.convert_to_numpy(optimizer.check_finite([gradient])))
+        found["finite"] = own.total(np.array([finite], "int32"))
+    return found
 
 
 def sgd(rate=1.0, **settings):
@@ -120,7 +128,9 @@ def main(devices, output, model_parallel):
         parts = batches(own, corpus, accumulation=2)
         optimizer = sgd(gradient_accumulation_steps=2, **clipped)
         add("accumulated", **travelled(own, optimizer, *parts))
-    many = Corpus(20 * ROWS)
+    if keras.backend.backend() == "torch":
+        add("scaled", **travelled(own, sgd(**clipped), *batches(own, corpus), scaled=True))
+    many = Corpus(25 * ROWS)  # 20 updates or more
     # The last batch has fewer pairs than the others, and some devices may have none of them.
     for name, optimizer in (
         ("sgd", sgd(0.1)),
