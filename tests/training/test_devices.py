@@ -326,7 +326,7 @@ def test_a_killed_process_ends_the_run_within_a_minute_and_it_goes_on(letters, t
 
 @pytest.mark.slow
 def test_an_interrupt_of_any_process_stops_all_and_loses_nothing(letters, tmp_path):
-    steps, whole, stopped = 200, tmp_path / "whole", tmp_path / "stopped"
+    steps, whole, stopped = 80, tmp_path / "whole", tmp_path / "stopped"
 
     def started(output, *options):
         return two_processes(letters, output, steps, *options)
