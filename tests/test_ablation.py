@@ -40,7 +40,9 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def trained(monkeypatch):
-    """The folders of the runs that are trained, in order."""
+    """The folders of the runs that are trained, in order; two rows have one layer, to be quick."""
+    for row in ("base", "C-ff1024"):
+        monkeypatch.setitem(TABLE_3, row, (TABLE_3[row][0] | {"num_layers": 1}, {}))
     folders = []
     run = train.run
 
@@ -52,7 +54,7 @@ def trained(monkeypatch):
     return folders
 
 
-def run(data, output, rows=("C-N2",), steps=2, settings=SETTINGS, scale=SCALE, seeds=1):
+def run(data, output, rows=("C-ff1024",), steps=2, settings=SETTINGS, scale=SCALE, seeds=1):
     with open(output.parent / "said.txt", "a") as said:
         return ablation.run(
             data, output, steps=steps, rows=rows, seeds=seeds, scale=scale, settings=settings,
@@ -111,9 +113,9 @@ def test_differences_are_in_the_papers_letters():
 def test_rows_are_trained_once_and_as_the_package_trains_them(data, tmp_path, trained):
     output = tmp_path / "out"
     run(data, output)
-    assert trained == ["base-1", "C-N2-1"]
+    assert trained == ["base-1", "C-ff1024-1"]
     rows = run(data, output, rows=["base"], seeds=2)  # another seed, of base alone
-    assert trained == ["base-1", "C-N2-1", "base-2"]
+    assert trained == ["base-1", "C-ff1024-1", "base-2"]
 
     base, other = rows
     found = [result_of(output, f"base-{seed}") for seed in (1, 2)]
@@ -125,15 +127,15 @@ def test_rows_are_trained_once_and_as_the_package_trains_them(data, tmp_path, tr
     assert values[0] != values[1]
     assert json.loads((output / "table.json").read_text())["rows"] == rows
     written = (output / "table.md").read_text()
-    assert f"{np.mean(values):.2f} ± " in written and "| C-N2 | N 2 " in written
+    assert f"{np.mean(values):.2f} ± " in written and "| C-ff1024 | N 1, d_ff 1024 " in written
     pytest.importorskip("matplotlib")
     assert (output / "table.png").read_bytes().startswith(b"\x89PNG")
 
     # The run that another one went before is the one that `train` makes alone.
-    configs = ablation.configure(data, "C-N2", SCALE, [*SETTINGS, "steps=2"], seed=1)
+    configs = ablation.configure(data, "C-ff1024", SCALE, [*SETTINGS, "steps=2"], seed=1)
     with open(tmp_path / "alone.txt", "w") as said:
         alone = train.run(data, tmp_path / "alone", configs, console=Console(file=said))
-    theirs = keras.saving.load_model(output / "runs/C-N2-1/model.keras").model.get_weights()
+    theirs = keras.saving.load_model(output / "runs/C-ff1024-1/model.keras").model.get_weights()
     for ours, other_one in zip(alone.model.get_weights(), theirs, strict=True):
         np.testing.assert_array_equal(ours, other_one)
 
@@ -171,10 +173,10 @@ def test_a_stopped_row_goes_on(data, tmp_path, trained, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(train.validation, "validate", interrupt)
         run(data, output)
-    assert trained == ["base-1"] * 2 + ["C-N2-1"]
-    assert (output / "runs/C-N2-1/model.keras").exists()
-    run(data, output, rows=["base", "C-N2"])
-    assert result_of(output, "C-N2-1")["step"] == 2
+    assert trained == ["base-1"] * 2 + ["C-ff1024-1"]
+    assert (output / "runs/C-ff1024-1/model.keras").exists()
+    run(data, output, rows=["base", "C-ff1024"])
+    assert result_of(output, "C-ff1024-1")["step"] == 2
 
 
 @pytest.mark.backend_free
@@ -218,7 +220,7 @@ def test_a_corpus_without_validation_is_refused(tmp_path):
         run(data, tmp_path / "out")
 
 
-def test_the_command_prints_the_table(data, tmp_path, monkeypatch, capsys):
+def test_the_command_prints_the_table(data, tmp_path, trained, monkeypatch, capsys):
     output = tmp_path / "out"
     arguments = [f"--data={data.folder}", f"--output={output}", "--steps=1", "--rows=base"]
     settings = [f"--set={setting}" for setting in SETTINGS[1:]]
