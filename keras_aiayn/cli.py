@@ -186,15 +186,7 @@ def train(
     backend: Backend = None,
 ) -> None:
     """Train a model: OUTPUT/model.keras translates."""
-    _start_backend(backend)
-    from keras_aiayn.training import distribution, launch
-
-    processes = distribution.processes_to_start(devices)
-    if processes:
-        command = [sys.executable, "-m", "keras_aiayn", *sys.argv[1:]]
-        raise typer.Exit(launch.launch(processes, command))
-    _start_backend(backend, training=True)
-    own = distribution.start(devices, model_parallel=model_parallel)  # before anything computes
+    own = _start_devices(backend, devices, model_parallel)
     from keras_aiayn.data import prepared
     from keras_aiayn.training import train as training
 
@@ -213,6 +205,50 @@ def train(
         average=average,
         devices=own,
     )
+
+
+@app.command()
+def ablate(
+    data: Corpus,
+    output: Annotated[Path, typer.Option(help="The folder of runs, results and table.")],
+    steps: Annotated[int, typer.Option(help="Updates of each row.")],
+    rows: Annotated[
+        str, typer.Option(help="Names, as in A-h1,B-dk16; all by default. base is always one.")
+    ] = "",
+    seeds: Annotated[int, typer.Option(help="Runs of each row, with seeds 1, 2 ...")] = 1,
+    scale: Annotated[
+        float, typer.Option(help="On d_model, d_ff, d_k and d_v; layers and heads stay.")
+    ] = 1.0,
+    tokens_per_batch: Annotated[
+        int | None, typer.Option(help="Rows times the longer padded side, per update.")
+    ] = None,
+    set_: Annotated[
+        list[str], typer.Option("--set", metavar="NAME=VALUE", help="Any setting of all rows.")
+    ] = [],  # noqa: B006
+    devices: Annotated[
+        int | None, typer.Option(help="Of this machine; all its accelerators by default.")
+    ] = None,
+    backend: Backend = None,
+) -> None:
+    """Train the rows of the paper's Table 3; the same command again goes on."""
+    own = _start_devices(backend, devices)
+    from keras_aiayn import ablation
+    from keras_aiayn.data import prepared
+
+    settings = list(set_)
+    settings += [] if tokens_per_batch is None else [f"tokens_per_batch={tokens_per_batch}"]
+    ablation.run(
+        prepared.open(data),
+        output,
+        steps=steps,
+        rows=rows.split(",") if rows else (),
+        seeds=seeds,
+        scale=scale,
+        settings=settings,
+        devices=own,
+    )
+    if own.is_first:
+        print((output / "table.md").read_text(encoding="utf-8"), end="")
 
 
 @app.command()
@@ -656,6 +692,19 @@ def _start_backend(name: str | None, quiet: bool = False, training: bool = False
 
             # It looks for GPUs when it is first asked for them, and reports each failure.
             batching.import_tensorflow().config.list_physical_devices("GPU")
+
+
+def _start_devices(backend: str | None, devices: int | None, model_parallel: int = 1) -> Any:
+    """What to train on, before anything computes; processes of their own where those are needed."""
+    _start_backend(backend)
+    from keras_aiayn.training import distribution, launch
+
+    processes = distribution.processes_to_start(devices)
+    if processes:
+        command = [sys.executable, "-m", "keras_aiayn", *sys.argv[1:]]
+        raise typer.Exit(launch.launch(processes, command))
+    _start_backend(backend, training=True)
+    return distribution.start(devices, model_parallel=model_parallel)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Pictures, by Matplotlib: attention, positions, learning rates, and how a run went.
+"""Pictures, by Matplotlib: attention, positions, learning rates, how a run went, and Table 3.
 
 Each function writes one file, `.png`, `.svg` or `.pdf` by its name.
 """
@@ -158,6 +158,62 @@ def plot_run(folders: Sequence[str | os.PathLike[str]], output: Output) -> None:
         if axis.lines:
             axis.legend()
     _save(figure, output)
+
+
+def plot_ablation(rows: Sequence[Mapping[str, Any]], output: Output) -> None:
+    """Draws by how much each row of Table 3 differs from base, and by how much the paper's does.
+
+    Args:
+        rows: of `ablation.table`, base among them.
+        output: the picture.
+
+    Raises:
+        ValueError: where base is missing, or stands alone.
+    """
+    base = next((row for row in rows if row["row"] == "base"), None)
+    others = [row for row in rows if row["row"] != "base"]
+    if base is None or not others:
+        raise ValueError(
+            "changes are those from base to another row. "
+            f"Received: {', '.join(row['row'] for row in rows) or 'no row'}"
+        )
+    size = (11, 2 + 0.28 * len(others))
+    figure = _matplotlib().Figure(figsize=size, layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    _draw_changes(left, base, others, "perplexity", lambda value, to: 100 * (value / to - 1))
+    _draw_changes(right, base, others, "bleu", lambda value, to: value - to)
+    left.set_xlabel("change of perplexity, % (left is better)")
+    right.set_xlabel("change of BLEU (right is better)")
+    left.set_yticks(range(len(others)), [row["row"] for row in others])
+    left.invert_yaxis()
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    _save(figure, output)
+
+
+def _draw_changes(
+    axis: Any,
+    base: Mapping[str, Any],
+    others: Sequence[Mapping[str, Any]],
+    measure: str,
+    change: Callable[[float, float], float],
+) -> None:
+    """One measure: rows from above to below, their change from base, and base's noise as a band."""
+    mean, spread = base[measure]["mean"], base[measure]["spread"]
+    if spread is not None:
+        band = change(mean - spread, mean), change(mean + spread, mean)
+        axis.axvspan(*band, color="0.88", label=f"noise: base over {len(base['seeds'])} seeds")
+    axis.axvline(0, color="0.4", linewidth=0.8)
+    places = range(len(others))
+    ours = [change(row[measure]["mean"], mean) for row in others]
+    spreads = [row[measure]["spread"] or 0.0 for row in others]
+    bars = [
+        change(row[measure]["mean"] + spread, mean) - one
+        for row, spread, one in zip(others, spreads, ours, strict=True)
+    ]
+    paper = [change(row["paper"][measure], base["paper"][measure]) for row in others]
+    axis.errorbar(ours, places, xerr=bars, fmt="o", color="C0", label="here, ± spread over seeds")
+    axis.plot(paper, places, "D", color="C1", fillstyle="none", label="the paper")
+    axis.grid(alpha=0.3)
 
 
 def _save(figure: Any, output: Output) -> None:

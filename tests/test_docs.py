@@ -15,7 +15,7 @@ import keras
 import pytest
 import typer
 
-from keras_aiayn import TransformerConfig, cli, table3
+from keras_aiayn import TransformerConfig, ablation, cli, table3
 from keras_aiayn.config import TABLE_3, preset, with_settings
 from keras_aiayn.data.tokenizer import ByteTokenizer
 from keras_aiayn.translator import Translator
@@ -243,35 +243,27 @@ def table(page: str, first: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[1].splitlines()]
 
 
-@pytest.fixture(scope="module")
-def parameters():
-    """The formula of section 3.1, out of its page, where it is compared with a built model."""
-    (code,) = (code for _, code in blocks("paper/architecture.md") if "def parameters" in code)
-    names: dict = {}
-    exec(code.partition("\n\n\nsmall")[0], names)
-    return names["parameters"]
+@pytest.mark.backend_free
+def test_table_3_is_that_of_the_package():
+    rows = table("paper/results.md", "row")
+    assert [row[0] for row in rows] == list(TABLE_3) == list(ablation.PAPER)
+    for name, _, perplexity, bleu, printed, counted in rows:
+        assert (float(perplexity), float(bleu), int(printed or 0) or None) == ablation.PAPER[name]
+        assert f"{ablation.parameters(table3(name)[0]) / 1e6:.1f}" == counted, name
 
 
 @pytest.mark.backend_free
-def test_the_sizes_in_table_3_are_those_of_its_configurations(parameters):
-    rows = {row[0]: row[-1] for row in table("paper/results.md", "row")}
-    assert list(rows) == list(TABLE_3)
-    for name, written in rows.items():
-        assert f"{parameters(table3(name)[0]) / 1e6:.1f}" == written, name
-
-
-@pytest.mark.backend_free
-def test_the_sizes_to_choose_from_are_those_of_their_configurations(parameters):
+def test_the_sizes_to_choose_from_are_those_of_their_configurations():
     for name, sizes, weights, _ in table("guides/own-text.md", "`--config`"):
         config = getattr(TransformerConfig, name.strip("`"))(8_000)
         values = dataclasses.asdict(config)
         names = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
         assert sizes == ", ".join(str(values[size]) for size in names)
-        assert weights == f"{parameters(config) / 1e6:.1f} M"
+        assert weights == f"{ablation.parameters(config) / 1e6:.1f} M"
 
 
 @pytest.mark.backend_free
-def test_the_table_of_all_settings_is_that_of_the_code(parameters):
+def test_the_table_of_all_settings_is_that_of_the_code():
     for column, name in ((1, "base"), (2, "big")):
         model, training = table3(name)
         known = dataclasses.asdict(model) | dataclasses.asdict(training)
@@ -281,4 +273,4 @@ def test_the_table_of_all_settings_is_that_of_the_code(parameters):
             if setting in known:
                 assert float(row[column].replace(",", "")) == known[setting], setting
             else:
-                assert row[column] == f"{parameters(model) / 1e6:.1f} M"
+                assert row[column] == f"{ablation.parameters(model) / 1e6:.1f} M"

@@ -32,6 +32,7 @@ ORDER = [
     {"interop", "evaluation"},
     {"training"},
     {"plots", "quantization", "serve"},
+    {"ablation"},
     {"cli"},
     {"__main__"},
 ]

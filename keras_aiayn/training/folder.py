@@ -13,6 +13,7 @@ It holds
 import dataclasses
 import importlib.metadata
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from keras_aiayn.translator import Translator
 
 Configs = tuple[TransformerConfig, TrainingConfig]
 
-# What a resumed run may have otherwise than when it was started.
+# What a resumed run may have otherwise than when it was started: the version, and what decides
+# nothing but the end.
 MAY_CHANGE = ("package", "steps", "patience", "keep_last", "keep_best", "checkpoint_minutes")
 
 
@@ -38,11 +40,17 @@ def check(output: Path, data: Prepared, configs: Configs, resume: bool) -> None:
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             raise FileExistsError(f"{output} is not empty: name another output, or pass --resume")
         return
-    then, now = _started_with(output), _started_now(data, configs)
+    check_alike(output, _started_with(output), started_now(data, configs))
+
+
+def check_alike(
+    output: Path, then: dict[str, Any], now: dict[str, Any], may_change: Sequence[str] = MAY_CHANGE
+) -> None:
+    """Refuses to go on with what was started otherwise, in a setting that may not change."""
     # A setting that is newer than the run stands at its default, which changes nothing.
-    then["training"] = {**dataclasses.asdict(TrainingConfig()), **then["training"]}
-    then["training"]["corpus_weights"] = list(then["training"]["corpus_weights"])
-    differences = _differences(then, now)
+    training = {**dataclasses.asdict(TrainingConfig()), **then["training"]}
+    training["corpus_weights"] = list(training["corpus_weights"])
+    differences = _differences({**then, "training": training}, now, may_change)
     if differences:
         raise ValueError(
             f"{output} was started otherwise, and cannot be resumed so: {'; '.join(differences)}"
@@ -51,13 +59,14 @@ def check(output: Path, data: Prepared, configs: Configs, resume: bool) -> None:
 
 def create(output: Path, data: Prepared, configs: Configs) -> None:
     """Makes the folder of a new run."""
-    text = json.dumps(_started_now(data, configs), indent=2) + "\n"
+    text = json.dumps(started_now(data, configs), indent=2) + "\n"
     with corpus.whole_folder(output) as folder:
         tokenizers.save(data.source_tokenizer, data.target_tokenizer, folder)
         (folder / "config.json").write_text(text, encoding="utf-8")
 
 
-def _started_now(data: Prepared, configs: Configs) -> dict[str, Any]:
+def started_now(data: Prepared, configs: Configs) -> dict[str, Any]:
+    """What a run is started with, as JSON keeps it."""
     weights = configs[1].corpus_weights  # JSON has lists only
     return {
         "package": importlib.metadata.version("keras-aiayn"),
@@ -77,14 +86,16 @@ def _started_with(folder: Path) -> dict[str, Any]:
     raise ValueError(f"{folder} is not the folder of a run: it has no config.json of one")
 
 
-def _differences(then: Any, now: Any, name: str = "") -> list[str]:
-    """What differs, as `name: then, now`. The version may, and what decides nothing but the end."""
+def _differences(then: Any, now: Any, may_change: Sequence[str], name: str = "") -> list[str]:
+    """What differs, as `name: then, now`, but for what may."""
     if isinstance(now, dict) and isinstance(then, dict):
         return [
             difference
             for key in now.keys() | then.keys()
-            if key not in MAY_CHANGE
-            for difference in _differences(then.get(key), now.get(key), f"{name}.{key}".strip("."))
+            if key not in may_change
+            for difference in _differences(
+                then.get(key), now.get(key), may_change, f"{name}.{key}".strip(".")
+            )
         ]
     return [] if then == now else [f"{name} was {then} and is {now}"]
 

@@ -179,6 +179,8 @@ def run(
         console.print(f"{how} {stems}: {report.line_of_scores(scores)}")
     own.first(lambda: translator.save(output / "model.keras"))
     console.print(f"trained: {output / 'model.keras'}")
+    if any(own.any(progress.stop_requested)):  # in the last validation: nothing is to follow
+        raise KeyboardInterrupt
     return translator
 
 
