@@ -1,6 +1,7 @@
 """What every test gets: seeds, one thread, the corpora, and the command line."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 import pytest
+import what_works
 from hypothesis import settings
 
 import keras_aiayn
@@ -33,6 +35,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(what_works.Table(BACKEND))
+    # A suite that runs in the background ignores Ctrl-C, and so would what its tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Workers run side by side, one a core; torch would take every core in each of them.
     if BACKEND == "torch":
         import torch

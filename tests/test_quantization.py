@@ -51,6 +51,7 @@ def matrices(model):
     return [weight for weight in model.weights if len(weight.shape) == 2]
 
 
+@pytest.mark.works("a quantised `.keras`")
 @pytest.mark.parametrize("name", KINDS)
 def test_a_quantised_translator_is_loaded_as_it_was_saved(tmp_path, name):
     small = make(name).quantized()

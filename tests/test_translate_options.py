@@ -71,6 +71,7 @@ def test_suppressed_pieces_and_repeats_do_not_come(translator):
         assert len(set(one.tokens)) == len(one.tokens)
 
 
+@pytest.mark.works("sampling")
 def test_samples_are_the_same_in_any_company(translator):
     settings = {"sampling": True, "n_best": 3, "seed": 5, "details": True}
 
@@ -103,6 +104,7 @@ def test_an_ensemble_of_one_model_is_the_model(translator):
     )
 
 
+@pytest.mark.works("several models at once")
 def test_an_ensemble_averages_probabilities(translator, tokenizer):
     other = translator_of(tokenizer, 4)
     (found,) = translator.translate(
@@ -127,6 +129,7 @@ def test_translators_of_other_vocabularies_cannot_work_together(translator):
         translator.translate(TEXTS, together_with=(other,))
 
 
+@pytest.mark.works("scores of given pairs")
 def test_given_pairs_score_what_search_found():
     translator = translator_of(ByteTokenizer(), 3, use_logits_bias=True)
     (bias,) = [weight for weight in translator.model.weights if weight.shape == (260,)]
@@ -175,6 +178,7 @@ def test_unequal_numbers_are_not_scored(translator):
         translator.score(["a", "b"], ["c"])
 
 
+@pytest.mark.works("alignments")
 def test_words_are_aligned_by_where_they_looked():
     weights = np.array([[0.1, 0.2, 0.6, 0.1], [0.3, 0.3, 0.1, 0.3], [0.0, 0.1, 0.2, 0.7]])
     # Two source words of two and one tokens, then EOS; two target words, the first of two tokens.

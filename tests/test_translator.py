@@ -124,6 +124,7 @@ def test_two_tokenizers_are_kept_apart(tokenizer, tmp_path):
     assert len(loaded.translate(["red dogs run"])) == 1
 
 
+@pytest.mark.works("a `.keras` that the other two read")
 def test_other_backends_read_the_file_and_translate_the_same(translator, saved):
     here = keras.backend.backend()
     code = (

@@ -190,6 +190,7 @@ scales = st.sampled_from([0.3, 2.0, 6.0])  # from nearly even to nearly sure
 lengths = st.lists(st.integers(1, 5), min_size=SENTENCES, max_size=SENTENCES)
 
 
+@pytest.mark.works("beam search, compared with exhaustive search")
 @pytest.mark.parametrize(
     ("length_penalty", "vocabulary_size", "max_length"),
     [(0.0, 6, 5), (0.6, 6, 5), (1.0, 6, 5), (2.0, 6, 5), (0.6, 4, 5)],

@@ -39,7 +39,11 @@ def spm(seed, words=tuple(WORDS), size=34):
 
 
 def teach(model, pieces, protos, steps):
-    """Teaches it to write words backwards: it ends then, and writes something else for each."""
+    """Teaches it to write words backwards: it ends then, and writes something else for each.
+
+    In float64: what a processor rounds in its own way would grow, in 400 steps, to other weights.
+    """
+    model.double()
     processors = [sentencepiece.SentencePieceProcessor(model_proto=proto) for proto in protos]
     pad = pieces["<pad>"]
 
@@ -60,6 +64,7 @@ def teach(model, pieces, protos, steps):
         model(input_ids=source, attention_mask=source != pad, labels=labels).loss.backward()
         model.model.shared.weight.grad[pad] = 0
         optimizer.step()
+    model.float()
 
 
 def folder_of(path, seed=1, safe=True, steps=0, **changes):
@@ -116,9 +121,9 @@ def generated(model, pieces, ids, **options):
 @pytest.fixture(
     scope="module",
     params=[
-        {},
-        {"activation_function": "relu", "d_model": 24, "safe": False},
-        {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+        {"seed": 2},
+        {"seed": 6, "activation_function": "relu", "d_model": 24, "safe": False},
+        {"seed": 2, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
          "decoder_attention_heads": 2},
     ],
 )  # fmt: skip
@@ -129,6 +134,7 @@ def taught(request, tmp_path_factory):
     return theirs, pieces, marian.load(folder)
 
 
+@pytest.mark.works("import of Marian and OPUS-MT")
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_the_ids_are_those_of_generate(taught, beam_size):
     """Theirs takes an ending among the best K candidates only, ours among 2K: these weights are

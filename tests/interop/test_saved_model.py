@@ -178,6 +178,7 @@ def exported(tmp_path_factory):
     return {name: (translator, found[name]) for name, (_, translator) in made.items()}
 
 
+@pytest.mark.works("a SavedModel, written on it")
 @on_tensorflow
 @pytest.mark.parametrize("name", MADE)
 def test_without_this_package_the_translations_are_the_same(exported, name):
@@ -194,6 +195,7 @@ def test_outputs_end_some_sources_are_cut_and_no_operation_is_of_xla(exported):
     assert not [name for _, one in exported.values() for name in one["operations"] if "Xla" in name]
 
 
+@pytest.mark.works("a SavedModel of its `.keras`")
 def test_a_file_of_this_backend_is_exported_by_the_command(tmp_path, run_cli):
     translator = make("sentencepiece")
     translator.save(tmp_path / "model.keras")

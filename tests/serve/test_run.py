@@ -70,6 +70,7 @@ def serving(model, devices):
         running.kill()
 
 
+@pytest.mark.works("the service")
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_command_answers_as_translate_does_and_stops_when_told(model, devices):
     with serving(model, devices) as (running, client):

@@ -126,6 +126,7 @@ def test_one_device_does_what_was_asked(one_device):
     assert cosine == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.works("training on several devices")
 def test_two_devices_are_as_one(one_device, tmp_path):
     two = results(tmp_path, 2)
     assert_the_same(two, one_device, 2)
@@ -147,6 +148,7 @@ def test_more_devices_are_as_one(one_device, tmp_path, devices):
     assert_the_same(results(tmp_path, devices), one_device, devices)
 
 
+@pytest.mark.works("weights cut among devices")
 @pytest.mark.slow
 @pytest.mark.skipif(BACKEND != "jax", reason="only JAX cuts weights")
 @pytest.mark.parametrize(("devices", "model_parallel"), [(2, 2), (4, 2)])
@@ -171,6 +173,7 @@ def test_the_command_cuts_weights_validates_and_translates(letters, tmp_path, ru
     assert not (tmp_path / "odd").exists()
 
 
+@pytest.mark.works("training on several machines")
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_are_as_one_device(one_device, tmp_path, processes):

@@ -53,6 +53,7 @@ def test_raw_text_becomes_the_ids_of_the_tokenizer(tokenizer):
                 assert not row[length + 1 :].any()
 
 
+@pytest.mark.works("text straight into `fit`")
 def test_raw_text_goes_straight_into_fit(tokenizer):
     keras.utils.set_random_seed(1)
     model = Transformer(

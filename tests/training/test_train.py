@@ -93,6 +93,7 @@ def test_the_same_run_gives_the_same_weights(corpus, whole_run, tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.works("training that goes on after a stop, to the bit")
 def test_a_resumed_run_gives_the_same_weights_and_log(corpus, whole_run, tmp_path):
     output = tmp_path / "run"
     run(corpus, output, "steps=3")
@@ -121,6 +122,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(corpus, whole_run, tmp_pa
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.works("updates accumulated from parts")
 def test_accumulated_micro_batches_give_the_update_of_the_whole(corpus, tmp_path):
     changes = ["dropout=0.0", "steps=3", "learning_rate_scale=0.01"]
     start = run(corpus, tmp_path / "start", *changes, "learning_rate_scale=1e-12")
@@ -307,6 +309,7 @@ def log_of(output):
     return [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.works("blocks computed again, for memory")
 def test_computing_blocks_again_changes_no_weight(corpus, whole_run, tmp_path, monkeypatch):
     """Dropout is on: the masks of the second computation must be those of the first."""
     remat, wrapped = keras.remat, []
@@ -507,7 +510,13 @@ def test_the_log_holds_what_a_run_should_be_judged_by(corpus, whole_run):
     assert record["source_tokens_per_second"] > 0 and record["target_tokens_per_second"] > 0
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param("mixed_bfloat16", marks=pytest.mark.works("training in bfloat16")),
+        pytest.param("mixed_float16", marks=pytest.mark.works("training in float16")),
+    ],
+)
 def test_mixed_precision_trains_and_resumes(corpus, tmp_path, policy):
     """float16 with Keras's loss scaling, whose state is part of a checkpoint."""
     if policy == "mixed_float16" and keras.backend.backend() == "jax":
