@@ -14,7 +14,7 @@ from rich.console import Console
 from keras_aiayn import ablation, cli
 from keras_aiayn.config import TABLE_3, TransformerConfig, table3
 from keras_aiayn.data import prepared
-from keras_aiayn.training import train
+from keras_aiayn.training import train, validation
 from keras_aiayn.training.progress import StepProgress
 
 WORDS = [("red", "rot"), ("dog", "Hund"), ("runs", "läuft"), ("here", "hier")]
@@ -110,34 +110,57 @@ def test_differences_are_in_the_papers_letters():
     assert ablation.difference("base").startswith("N 6, d_model 512, d_ff 2048, h 8, d_k 64")
 
 
-def test_rows_are_trained_once_and_as_the_package_trains_them(data, tmp_path, trained):
+@pytest.fixture
+def quickly_judged(monkeypatch):
+    """No validation is translated."""
+    judged = {"bleu": 1.0, "bleu_signature": "none"}
+    monkeypatch.setattr(validation, "_judge_translations", lambda *_: judged)
+
+
+def test_rows_are_trained_once_and_the_command_prints_the_table(
+    data, tmp_path, trained, monkeypatch, capsys
+):
     output = tmp_path / "out"
-    run(data, output)
+    arguments = [f"--data={data.folder}", f"--output={output}", "--steps=2", "--rows=C-ff1024"]
+    settings = [f"--set={setting}" for setting in SETTINGS[1:]]
+    monkeypatch.setattr(sys, "argv", ["keras-aiayn", "ablate", *arguments, *settings,
+                                      f"--scale={SCALE}", "--tokens-per-batch=300"])  # fmt: skip
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code in (0, None)
     assert trained == ["base-1", "C-ff1024-1"]
+    written = (output / "table.md").read_text()
+    assert capsys.readouterr().out == written and "| C-ff1024 | N 1, d_ff 1024 " in written
+    assert "BLEU: nrefs:1|" in written
+
     rows = run(data, output, rows=["base"], seeds=2)  # another seed, of base alone
     assert trained == ["base-1", "C-ff1024-1", "base-2"]
-
     base, other = rows
-    found = [result_of(output, f"base-{seed}") for seed in (1, 2)]
-    assert base["seeds"] == [1, 2] and other["seeds"] == [1]
-    values = [one["perplexity"] for one in found]
+    values = [result_of(output, f"base-{seed}")["perplexity"] for seed in (1, 2)]
+    assert base["seeds"] == [1, 2] and other["seeds"] == [1] and values[0] != values[1]
     assert base["perplexity"]["mean"] == pytest.approx(np.mean(values))
     assert base["perplexity"]["spread"] == pytest.approx(np.std(values, ddof=1))
     assert other["perplexity"]["spread"] is None
-    assert values[0] != values[1]
     assert json.loads((output / "table.json").read_text())["rows"] == rows
-    written = (output / "table.md").read_text()
-    assert f"{np.mean(values):.2f} ± " in written and "| C-ff1024 | N 1, d_ff 1024 " in written
+    assert f"{np.mean(values):.2f} ± " in (output / "table.md").read_text()
     pytest.importorskip("matplotlib")
     assert (output / "table.png").read_bytes().startswith(b"\x89PNG")
 
-    # The run that another one went before is the one that `train` makes alone.
+
+@pytest.mark.slow
+def test_a_run_after_another_is_the_one_that_train_makes_alone(
+    data, tmp_path, trained, quickly_judged
+):
+    run(data, tmp_path / "out")
     configs = ablation.configure(data, "C-ff1024", SCALE, [*SETTINGS, "steps=2"], seed=1)
     with open(tmp_path / "alone.txt", "w") as said:
-        alone = train.run(data, tmp_path / "alone", configs, console=Console(file=said))
-    theirs = keras.saving.load_model(output / "runs/C-ff1024-1/model.keras").model.get_weights()
-    for ours, other_one in zip(alone.model.get_weights(), theirs, strict=True):
-        np.testing.assert_array_equal(ours, other_one)
+        train.run(data, tmp_path / "alone", configs, console=Console(file=said))
+    ours, theirs = (
+        keras.saving.load_model(tmp_path / folder / "model.keras").model.get_weights()
+        for folder in ("out/runs/C-ff1024-1", "alone")
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def interrupted_at(step):
@@ -152,7 +175,7 @@ def interrupted_at(step):
     return interrupt
 
 
-def test_a_stopped_row_goes_on(data, tmp_path, trained, monkeypatch):
+def test_a_stopped_row_goes_on(data, tmp_path, trained, quickly_judged, monkeypatch):
     output = tmp_path / "out"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(StepProgress, "on_train_batch_end", interrupted_at(1))
@@ -164,14 +187,14 @@ def test_a_stopped_row_goes_on(data, tmp_path, trained, monkeypatch):
     assert "resuming from" in (tmp_path / "said.txt").read_text()
 
     # Ctrl-C as the last validation goes on: the row is whole, and no other begins.
-    judge = train.validation.validate
+    judge = validation.validate
 
     def interrupt(*arguments):
         os.kill(os.getpid(), signal.SIGINT)
         return judge(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train.validation, "validate", interrupt)
+        patch.setattr(validation, "validate", interrupt)
         run(data, output)
     assert trained == ["base-1"] * 2 + ["C-ff1024-1"]
     assert (output / "runs/C-ff1024-1/model.keras").exists()
@@ -218,18 +241,6 @@ def test_a_corpus_without_validation_is_refused(tmp_path):
     data = prepared.write(*files, None, None, tmp_path / "prepared", tokenizer="bytes")
     with pytest.raises(ValueError, match="without validation texts"):
         run(data, tmp_path / "out")
-
-
-def test_the_command_prints_the_table(data, tmp_path, trained, monkeypatch, capsys):
-    output = tmp_path / "out"
-    arguments = [f"--data={data.folder}", f"--output={output}", "--steps=1", "--rows=base"]
-    settings = [f"--set={setting}" for setting in SETTINGS[1:]]
-    monkeypatch.setattr(sys, "argv", ["keras-aiayn", "ablate", *arguments, *settings,
-                                      f"--scale={SCALE}", "--tokens-per-batch=300"])  # fmt: skip
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code in (0, None)
-    assert capsys.readouterr().out == (output / "table.md").read_text()
 
 
 @pytest.mark.backend_free

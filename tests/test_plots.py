@@ -100,6 +100,35 @@ def test_runs_are_drawn_from_their_logs(drawn, tmp_path):
     assert [text.get_text() for text in by_time.get_legend().get_texts()] == ["one", "two"]
 
 
+def row_of_table_3(name, perplexity, bleu, paper, spread=None):
+    return {
+        "row": name,
+        "seeds": [1] if spread is None else [1, 2],
+        "perplexity": {"mean": perplexity, "spread": spread},
+        "bleu": {"mean": bleu, "spread": spread},
+        "paper": dict(zip(("perplexity", "bleu"), paper, strict=True)),
+    }
+
+
+def test_rows_of_table_3_are_drawn_as_changes_from_base(drawn, tmp_path):
+    rows = [
+        row_of_table_3("base", 10.0, 20.0, (5.0, 25.0), spread=0.5),
+        row_of_table_3("A-h1", 12.0, 18.0, (5.5, 24.0), spread=1.0),
+        row_of_table_3("C-N2", 9.0, 21.5, (4.0, 26.0)),
+    ]
+    plots.plot_ablation(rows, tmp_path / "t.png")
+    left, right = drawn[0].axes
+    assert [label.get_text() for label in left.get_yticklabels()] == ["A-h1", "C-N2"]
+    for axis, ours, paper, band in (
+        (left, [20, -10], [10, -20], (-5, 5)),
+        (right, [-2, 1.5], [-1, 1], (-0.5, 0.5)),
+    ):
+        np.testing.assert_allclose(axis.containers[0].lines[0].get_xdata(), ours)
+        np.testing.assert_allclose(axis.lines[-1].get_xdata(), paper)
+        box = axis.patches[0].get_extents().transformed(axis.transData.inverted())
+        np.testing.assert_allclose((box.x0, box.x1), band)
+
+
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
@@ -108,6 +137,7 @@ def test_runs_are_drawn_from_their_logs(drawn, tmp_path):
         (lambda to: plots.plot_positions(to, length=0), "length=0"),
         (lambda to: plots.plot_schedule({}, to, steps=0), "`steps` must be positive. Received: 0"),
         (lambda to: plots.plot_run([to.parent], to), "no log of a run"),
+        (lambda to: plots.plot_ablation([], to), "from base to another row. Received: no row"),
         (lambda to: plots.plot_positions(to.with_suffix(".doc")), "'doc' is not supported"),
     ],
 )
