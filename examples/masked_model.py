@@ -51,7 +51,8 @@ def guesses(model: keras.Model, tokenizer: SentencePieceTokenizer, text: str) ->
     """The three likeliest tokens for each "_" of a text."""
     parts = tokenizer.encode(text.split("_"))
     ids = [i for part in parts for i in (*part, MASK)][:-1]
-    logits = model.predict_on_batch(np.array([[EOS, *ids, EOS]], "int32"))[0, 1:]
+    row = np.array([[EOS, *ids, EOS] + [PAD] * (LENGTH - len(ids))], "int32")  # of one shape
+    logits = model.predict_on_batch(row)[0, 1:]
     best = [np.argsort(-logits[place])[:3] for place, i in enumerate(ids) if i == MASK]
     return [tokenizer.pieces(three) for three in best]
 

@@ -44,6 +44,7 @@ SETTINGS = [
     "warmup_steps=150",
     "learning_rate_scale=0.4",
     "max_shapes=4",
+    "evaluate_every=200",
     "checkpoint_every=30",
     f"keep_last={AVERAGED}",
 ]
@@ -473,6 +474,7 @@ def run(options: argparse.Namespace, console: Console) -> Scores:
     """What the options ask for."""
     if (options.train is None) != (options.dev is None):
         raise ValueError("--train and --dev are given together, or neither")
+    corpus.check_writable(options.output)
     if options.train is None:
         made = made_trees(TRAINED + HELD_OUT, seed=1)
         trained, held_out = made[HELD_OUT:], made[:HELD_OUT]
@@ -480,7 +482,6 @@ def run(options: argparse.Namespace, console: Console) -> Scores:
         trained, held_out = (
             read_trees(corpus.read_lines(path), str(path)) for path in (options.train, options.dev)
         )
-    corpus.check_writable(options.output)
     console.print(f"{len(trained):,} trees to train on, {len(held_out):,} held out")
     with tempfile.TemporaryDirectory() as folder:
         pairs = prepare(trained, Path(folder), options.vocabulary_size)
