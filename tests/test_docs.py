@@ -56,6 +56,7 @@ def blocks(page: str) -> list[tuple[str, str]]:
 def given(tmp_path, monkeypatch):
     """The folder in which a page's programs run, and what they take as given."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(REPOSITORY / "examples")
     tokenizer = ByteTokenizer()
     sizes = {"num_layers": 1, "hidden_dim": 16, "intermediate_dim": 16, "num_heads": 2}
     model = TransformerConfig.tiny(tokenizer.vocabulary_size, **sizes).build(seed=1)

@@ -127,6 +127,7 @@ class SentencePieceTokenizer(_KeptInItsAsset):
         *,
         character_coverage: float = 1.0,
         normalization: str = "identity",
+        symbols: Sequence[str] = (),
         max_lines: int = LEARNING_LINES,
     ) -> Self:
         """Learns the subwords of a text. The same lines always give the same tokenizer.
@@ -141,6 +142,8 @@ class SentencePieceTokenizer(_KeptInItsAsset):
             normalization: SentencePiece's rule: `"identity"` keeps the text, `"nfkc"` folds
                 compatible characters into one (and so cannot give back "½" or "m²"). It is
                 stored in the model.
+            symbols: Words that are one piece each whatever their letters, such as `"(NP"`, and
+                whether they are in the text or not.
             max_lines: Of a longer text, a uniform sample of so many lines is learned from.
 
         Returns:
@@ -148,9 +151,13 @@ class SentencePieceTokenizer(_KeptInItsAsset):
 
         Raises:
             ValueError: If the text is empty, too small for the vocabulary, or the vocabulary is
-                too small for the characters of the text.
+                too small for the characters of the text; if a symbol is empty or has a blank.
         """
         import sentencepiece
+
+        for symbol in symbols:
+            if symbol.split() != [symbol]:
+                raise ValueError(f"`symbols` must be words without blanks. Received: {symbol!r}")
 
         sample = sample_lines(lines, max_lines)
         _require_text(sample)
@@ -165,6 +172,7 @@ class SentencePieceTokenizer(_KeptInItsAsset):
                 normalization_rule_name=normalization,
                 byte_fallback=True,
                 split_digits=True,
+                user_defined_symbols=["▁" + symbol for symbol in symbols],
                 pad_id=PAD,
                 unk_id=UNK,
                 bos_id=BOS,

@@ -84,6 +84,19 @@ def test_frequent_words_are_single_pieces(subwords):
     assert subwords.pieces([PAD, UNK, BOS, EOS, 4]) == ["<pad>", "<unk>", "<s>", "</s>", "<0x00>"]
 
 
+def test_symbols_are_single_pieces_whatever_their_letters():
+    symbols = ["(NP", ")NP", "(NP|,", "XX"]
+    tokenizer = SentencePieceTokenizer.learn(LINES, 400, symbols=symbols)
+    (ids,) = tokenizer.encode(["(NP (NP|, XX )NP )NP XXL"])
+    assert tokenizer.pieces(ids) == ["▁(NP", "▁(NP|,", "▁XX", "▁)NP", "▁)NP", "▁XX", "L"]
+    assert tokenizer.decode([ids]) == ["(NP (NP|, XX )NP )NP XXL"]
+    assert tokenizer.vocabulary_size == 400
+    assert tokenizer.encode(LINES) != SentencePieceTokenizer.learn(LINES, 400).encode(LINES)
+    for wrong in ("", "a b", " a"):
+        with pytest.raises(ValueError, match="without blanks"):
+            SentencePieceTokenizer.learn(LINES, 400, symbols=[wrong])
+
+
 def test_numbers_are_written_digit_by_digit():
     """Also those that are frequent enough to be a piece of their own."""
     tokenizer = SentencePieceTokenizer.learn(["in 1998 and in 1998"] * 50, 277)
