@@ -17,7 +17,7 @@ from keras_aiayn.data import tokenizer as tokenizers
 from keras_aiayn.data.tokenizer import Tokenizer
 from keras_aiayn.decoding.alignment import Pairs, word_alignment
 from keras_aiayn.decoding.batches import Rules, Sentence, like_length, seed_of, shapes_for
-from keras_aiayn.decoding.compiled import attention_function, score_function
+from keras_aiayn.decoding.compiled import attention_function, heads_function, score_function
 from keras_aiayn.decoding.loop import SearchResult
 from keras_aiayn.decoding.settings import SearchSettings
 from keras_aiayn.decoding.stream import CompiledSearch
@@ -396,6 +396,37 @@ class Translator(keras.Model):
             source = source[:, : self.model.max_length]
         decoder = np.array([[BOS, *translation.token_ids[:-1]]], "int32")
         return self.source_tokenizer.pieces(source[0]), self._attention(source, decoder)[0]
+
+    def attention_by_head(
+        self, source: str, target: str
+    ) -> tuple[list[str], list[str], np.ndarray]:
+        """Where each head of each layer looks as the decoder writes a given translation.
+
+        Args:
+            source: a text.
+            target: its translation, of this translator or not.
+
+        Returns:
+            The tokens read (S), the tokens written (T), EOS included on both sides, and weights
+            (layers, H, T, S), each row of which sums to 1. Where positions are learned and end,
+            so do the tokens.
+        """
+        read, written = (
+            [*tokenizer.encode([text])[0], EOS][: self.model.max_length]
+            for tokenizer, text in (
+                (self.source_tokenizer, source),
+                (self.target_tokenizer, target),
+            )
+        )
+        if ("heads",) not in self._searches:
+            self._searches["heads",] = heads_function(self.model)
+        ((_, source_ids, decoder_ids, _),) = self._teacher_forced([(read, written)], 1)
+        weights = self._searches["heads",](source_ids, decoder_ids)[0]
+        return (
+            self.source_tokenizer.pieces(read),
+            self.target_tokenizer.pieces(written),
+            weights[..., : len(written), : len(read)],
+        )
 
     def save(self, filepath: str | os.PathLike[str], overwrite: bool = True, **kwargs: Any) -> None:
         """Saves to one `.keras` file, which appears whole or not at all.

@@ -159,6 +159,23 @@ def attention_function(model: keras.Model) -> Callable[..., np.ndarray]:
     return compiled(model, attention, any_shape=True)
 
 
+def heads_function(model: keras.Model) -> Callable[..., np.ndarray]:
+    """Compiles where each head of the decoder of a Transformer looks in the source.
+
+    Args:
+        model: a `Transformer`.
+
+    Returns:
+        `heads(source_ids (B, S), decoder_ids (B, T))` to (B, layers, H, T, S).
+    """
+
+    def heads(source_ids, decoder_ids):
+        layers = model.attention_scores(source_ids, decoder_ids)["cross"]
+        return ops.stack([ops.cast(layer, "float32") for layer in layers], axis=1)
+
+    return compiled(model, heads, any_shape=True)
+
+
 def score_function(model: keras.Model) -> Callable[..., np.ndarray]:
     """Compiles the log-probability of given outputs.
 

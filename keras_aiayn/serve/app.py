@@ -1,14 +1,16 @@
-"""The service: `POST /translate`, `GET /health`, `GET /metrics`, and a page for its interface."""
+"""The service: `POST /translate` and `/attention`, `GET /health` and `/metrics`, and its pages."""
 
 import asyncio
 import contextlib
 import dataclasses
 import hmac
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -26,6 +28,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keras_aiayn.serve.batcher import Batcher, NoOneWorks, Overloaded, TimeIsOver, Translate
+from keras_aiayn.serve.page import add_page
 from keras_aiayn.translator import Translation
 
 
@@ -39,6 +42,7 @@ class Limits:
         tokens: of one text.
         characters: of one text; more could hardly be so few tokens, which takes long to count.
         n_best: hypotheses of a text.
+        pairs: tokens read times tokens written, of which attention is told.
         seconds: until its body is whole, and from then on until it is answered.
     """
 
@@ -47,6 +51,7 @@ class Limits:
     tokens: int = 1_024
     characters: int = 16_384
     n_best: int = 16
+    pairs: int = 16_384
     seconds: float = 30.0
 
 
@@ -56,6 +61,13 @@ class Asked:
 
     n_best: int = 1
     alignments: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """Asks where the decoder looks in a text as it writes a translation of it."""
+
+    translation: str
 
 
 class Body(BaseModel):
@@ -83,6 +95,28 @@ class Answer(BaseModel):
     """What `POST /translate` gives: for each text its hypotheses, best first."""
 
     translations: list[list[Hypothesis]]
+
+
+class LookBody(BaseModel):
+    """What `POST /attention` takes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str = Field(description="The source.")
+    translation: str | None = Field(
+        None, description="Of it; the best that is found, if none is given."
+    )
+
+
+class Attention(BaseModel):
+    """What `POST /attention` gives: where the decoder looks in the source."""
+
+    translation: str
+    source: list[str] = Field(description="The tokens read, the end of the text included.")
+    target: list[str] = Field(description="The tokens written, likewise.")
+    weights: list[list[list[list[float]]]] = Field(
+        description="By layer, head, token written and token read; each row sums to 1."
+    )
 
 
 class Error(BaseModel):
@@ -124,6 +158,7 @@ class Numbers:
 def make_app(
     workers: Sequence[Translate],
     count_tokens: Callable[[str], int],
+    count_target_tokens: Callable[[str], int],
     *,
     limits: Limits = Limits(),  # noqa: B008 (frozen)
     api_key: str | None = None,
@@ -132,10 +167,12 @@ def make_app(
     """The application.
 
     Args:
-        workers: what translates texts under an `Asked`, a function for each device.
+        workers: what translates texts under an `Asked`, or looks at them under a `Look`, a function
+            for each device.
         count_tokens: of a text.
+        count_target_tokens: of a translation.
         limits: of a request.
-        api_key: that `POST /translate` must carry as `Authorization: Bearer KEY`; none by
+        api_key: that `POST` must carry as `Authorization: Bearer KEY`; none by
             default. The other paths ask for none.
         **batcher_options: of `Batcher`.
     """
@@ -153,27 +190,58 @@ def make_app(
     app.add_middleware(_Guard, limits=limits, api_key=api_key)
     app.add_middleware(_Count, numbers=numbers)  # around the other: what is refused counts
     _tell_errors_as_json(app)
-
-    @app.post(
-        "/translate",
-        responses={code: {"model": Error} for code in (401, 408, 413, 422, 429, 500, 503, 504)},
+    add_page(app)
+    post: dict[str, Any] = {
+        "responses": {code: {"model": Error} for code in (401, 408, 413, 422, 429, 500, 503, 504)},
         # The key has been checked; this tells of it in the interface.
-        dependencies=[Depends(HTTPBearer(auto_error=False))] if api_key else [],
-    )
+        "dependencies": [Depends(HTTPBearer(auto_error=False))] if api_key else [],
+    }
+
+    async def answers(
+        request: Request, texts: list[str], tokens: list[int], asked: Asked | Look, seconds: float
+    ) -> list[Any]:
+        """What the workers find, while the client waits for it."""
+        with _refusals(limits.seconds):
+            found = batcher.submit(texts, tokens, asked, seconds)
+            return await _all(found, request, seconds)
+
+    @app.post("/translate", **post)
     async def translate(request: Request, body: Body) -> Answer:
         """Translate one text or several."""
         texts = [body.texts] if isinstance(body.texts, str) else body.texts
-        _check(texts, body, limits)
+        if body.n_best > limits.n_best:
+            raise HTTPException(422, f"n_best is {body.n_best}; at most {limits.n_best}")
+        _check(texts, limits)
         tokens = await _count_all(texts, count_tokens, limits)
         if sum(tokens) > batcher.tokens_waiting:
             raise HTTPException(
                 413, f"{sum(tokens)} tokens in all; at most {batcher.tokens_waiting} a request"
             )
         asked = Asked(body.n_best, body.alignments)
-        with _refusals(limits.seconds):
-            answers = batcher.submit(texts, tokens, asked, limits.seconds)
-            found = await _all(answers, request, limits.seconds)
+        found = await answers(request, texts, tokens, asked, limits.seconds)
         return Answer(translations=[_hypotheses(one, body.alignments) for one in found])
+
+    @app.post("/attention", response_model=Attention, **post)
+    async def attention(request: Request, body: LookBody) -> Response:
+        """Tell where each head of each layer looks in a text as its translation is written."""
+        until = time.monotonic() + limits.seconds
+        given = [body.text] if body.translation is None else [body.text, body.translation]
+        _check(given, limits)
+        (read,) = await _count_all([body.text], count_tokens, limits)
+        translation = body.translation
+        if translation is None:
+            (best,) = await answers(request, [body.text], [read], Asked(), limits.seconds)
+            translation = best.text
+        (written,) = await _count_all([translation], count_target_tokens, limits)
+        if read * written > limits.pairs:
+            raise HTTPException(
+                413, f"{read} tokens read and {written} written; at most {limits.pairs} pairs"
+            )
+        asked = Look(translation)
+        left = until - time.monotonic()
+        (found,) = await answers(request, [body.text], [read + written], asked, left)
+        content = await asyncio.to_thread(_attention_json, translation, *found)
+        return Response(content, media_type="application/json")
 
     @app.get("/health", responses={503: {"model": Error}})
     async def health() -> dict[str, str]:
@@ -190,12 +258,10 @@ def make_app(
     return app
 
 
-def _check(texts: list[str], body: Body, limits: Limits) -> None:
+def _check(texts: list[str], limits: Limits) -> None:
     """Refuses what can be without reading the texts."""
     if len(texts) > limits.texts:
         raise HTTPException(413, f"{len(texts)} texts; at most {limits.texts} a request")
-    if body.n_best > limits.n_best:
-        raise HTTPException(422, f"n_best is {body.n_best}; at most {limits.n_best}")
     longest = max(map(len, texts), default=0)
     if longest > limits.characters:
         raise HTTPException(413, f"a text has {longest} characters; at most {limits.characters}")
@@ -221,7 +287,7 @@ async def _count_all(
     return tokens
 
 
-async def _all(answers: list[Future], request: Request, seconds: float) -> list[Translation]:
+async def _all(answers: list[Future], request: Request, seconds: float) -> list[Any]:
     """The answers to all texts of a request, while the client waits for them.
 
     Where it hangs up, where its time is over or a text fails, what is in the line is taken back.
@@ -280,6 +346,16 @@ def _hypotheses(translation: Translation, alignments: bool) -> list[Hypothesis]:
     ]
 
 
+def _attention_json(
+    translation: str, source: list[str], target: list[str], weights: np.ndarray
+) -> str:
+    """An `Attention` as text, made head by head: others have a turn after each."""
+    rounded = weights.astype("float64").round(5)
+    layers = (",".join(json.dumps(head.tolist()) for head in layer) for layer in rounded)
+    told = json.dumps({"translation": translation, "source": source, "target": target})
+    return f'{told[:-1]}, "weights": [{",".join(f"[{layer}]" for layer in layers)}]}}'
+
+
 def _tell_errors_as_json(app: FastAPI) -> None:
     """Every error is `{"error": ...}`, in one line."""
 
@@ -297,7 +373,7 @@ def _tell_errors_as_json(app: FastAPI) -> None:
 class _Count:
     """Counts requests and the seconds of translations."""
 
-    PATHS = ("/translate", "/health", "/metrics")
+    PATHS = ("/", "/translate", "/attention", "/health", "/metrics")
 
     def __init__(self, app: ASGIApp, numbers: Numbers):
         self._app, self._numbers = app, numbers
@@ -345,7 +421,7 @@ class _Guard:
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> JSONResponse | None:
         """Of a request whose headers suffice to refuse it."""
-        if path == "/translate" and self._key is not None:
+        if path in ("/translate", "/attention") and self._key is not None:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, f"Bearer {self._key}".encode()):
                 return JSONResponse(

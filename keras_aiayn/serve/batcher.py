@@ -15,12 +15,10 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
-from keras_aiayn.translator import Translation
-
 log = logging.getLogger("keras_aiayn.serve")
 
-# Translates texts under settings.
-Translate = Callable[[list[str], Any], Sequence[Translation]]
+# Gives for each text what settings ask of it: a translation, for most.
+Translate = Callable[[list[str], Any], Sequence[Any]]
 
 # So many workers may die at a text. It may be what they die of, and must not take all of them.
 DEATHS = 2
@@ -107,7 +105,7 @@ class Batcher:
             seconds: after which they need not be translated any more.
 
         Returns:
-            The future `Translation` of each. It fails with `TimeIsOver`, `NoOneWorks`, or with
+            The future answer to each. It fails with `TimeIsOver`, `NoOneWorks`, or with
             what translating raised. One that is cancelled leaves the line at once.
 
         Raises:

@@ -16,9 +16,10 @@ from keras_aiayn.loading import load, load_tokenizers
 from keras_aiayn.memory import keep_freed_memory
 from keras_aiayn.pool import Pool
 from keras_aiayn.serve import shapes
-from keras_aiayn.serve.app import Asked, Limits, make_app
-from keras_aiayn.translator import Translation, Translator
+from keras_aiayn.serve.app import Asked, Limits, Look, make_app
+from keras_aiayn.translator import Translator
 
+Tokenizers: TypeAlias = tuple[Tokenizer, Tokenizer]
 # Calls a function of the translator of a device.
 CallOn: TypeAlias = Callable[[int, Callable[[Translator], Any]], Any]
 
@@ -51,7 +52,7 @@ def run(
         ValueError: where the model cannot be loaded, or there are too few devices.
         ChildProcessError: when all processes that translate have died.
     """
-    with _bound(host, port) as listener, _on_devices(model, devices) as (tokenizer, call_on):
+    with _bound(host, port) as listener, _on_devices(model, devices) as (tokenizers, call_on):
         _warm_up(call_on, devices, limits.tokens, tokens_per_batch, say)
         died = threading.Event()
 
@@ -64,7 +65,7 @@ def run(
                 functools.partial(_translate, call_on, device, tokens_per_batch)
                 for device in range(devices)
             ],
-            lambda text: len(tokenizer.encode([text])[0]) + 1,
+            *(functools.partial(_count, tokenizer) for tokenizer in tokenizers),
             limits=limits,
             api_key=api_key,
             tokens_per_batch=tokens_per_batch,
@@ -77,7 +78,7 @@ def run(
             timeout_graceful_shutdown=int(limits.seconds) + 1,
         )
         server = uvicorn.Server(config)
-        say(f"listening on http://{host}:{port}, its interface on http://{host}:{port}/docs")
+        say(f"listening on http://{host}:{port}, its page on /, its interface on /docs")
         server.run([listener])
         if died.is_set():
             raise ChildProcessError("all processes that translate have died: start again")
@@ -96,21 +97,30 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _on_devices(model: Path, devices: int) -> Iterator[tuple[Tokenizer, CallOn]]:
-    """The tokenizer of the source, and what calls on the devices."""
+def _on_devices(model: Path, devices: int) -> Iterator[tuple[Tokenizers, CallOn]]:
+    """The tokenizers of both sides, and what calls on the devices."""
     if devices == 1:
         keep_freed_memory()
         translator = load(model)
-        yield translator.source_tokenizer, lambda device, function: function(translator)
+        both = (translator.source_tokenizer, translator.target_tokenizer)
+        yield both, lambda device, function: function(translator)
         return
     with Pool([model], devices) as pool:
         # The model is in the processes: here it would take the room of another on a device.
-        yield load_tokenizers(model)[0], pool.call_on
+        yield load_tokenizers(model), pool.call_on
+
+
+def _count(tokenizer: Tokenizer, text: str) -> int:
+    """The tokens of a text, its end included."""
+    return len(tokenizer.encode([text])[0]) + 1
 
 
 def _translate(
-    call_on: CallOn, device: int, tokens_per_batch: int, texts: list[str], asked: Asked
-) -> list[Translation]:
+    call_on: CallOn, device: int, tokens_per_batch: int, texts: list[str], asked: Asked | Look
+) -> list[Any]:
+    """What was asked of the texts: `Translation`s, or what `Translator.attention_by_head` gives."""
+    if isinstance(asked, Look):
+        return call_on(device, functools.partial(_look, texts=texts, look=asked))
     call = functools.partial(
         shapes.translate,
         texts=texts,
@@ -119,6 +129,10 @@ def _translate(
         tokens_per_batch=tokens_per_batch,
     )
     return call_on(device, call)
+
+
+def _look(translator: Translator, texts: list[str], look: Look) -> list[Any]:
+    return [translator.attention_by_head(text, look.translation) for text in texts]
 
 
 def _warm_up(

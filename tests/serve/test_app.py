@@ -54,7 +54,14 @@ def words(text):
 def served(upper, **options):
     """The application behind a real server: its address."""
     app = make_app(
-        [upper], **{"count_tokens": words, "limits": LIMITS, "wait_seconds": 0.005} | options
+        [upper],
+        **{
+            "count_tokens": words,
+            "count_target_tokens": words,
+            "limits": LIMITS,
+            "wait_seconds": 0.005,
+        }
+        | options,
     )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -142,7 +149,7 @@ def test_health_metrics_and_the_interface(service):
         assert f"aiayn_{name}" in text
     assert 'aiayn_requests_total{path="/translate",status="200"}' in text
     paths = service.get("/openapi.json").json()["paths"]
-    assert set(paths) == {"/translate", "/health", "/metrics"}
+    assert set(paths) == {"/translate", "/attention", "/health", "/metrics"}
 
 
 def test_a_key_is_asked_for():

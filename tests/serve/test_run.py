@@ -130,6 +130,6 @@ def test_with_several_devices_the_model_is_in_their_processes_only(model, monkey
 
     monkeypatch.setattr(run, "Pool", lambda *arguments: contextlib.nullcontext(Processes()))
     monkeypatch.setattr(run, "load", None)
-    with run._on_devices(model, 2) as (tokenizer, call_on):
-        assert tokenizer.fingerprint == ByteTokenizer().fingerprint
+    with run._on_devices(model, 2) as (tokenizers, call_on):
+        assert tokenizers[0].fingerprint == tokenizers[1].fingerprint == ByteTokenizer().fingerprint
         assert call_on(1, None) == 1
