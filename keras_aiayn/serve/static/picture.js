@@ -60,7 +60,9 @@ export class Picture {
   // `says` gets a sentence about the word that is looked at, or nothing.
   constructor(svg, says) {
     Object.assign(this, { svg, says, sides: null });
-    new ResizeObserver(() => this.draw()).observe(svg.parentElement);
+    new ResizeObserver(() => requestAnimationFrame(() => {
+      if (svg.parentElement.clientWidth !== this.width) this.draw();
+    })).observe(svg.parentElement);
     svg.addEventListener("keydown", (event) => this.move(event));
   }
 
@@ -81,14 +83,14 @@ export class Picture {
       .filter(([weight]) => weight >= LEAST)
       .sort(([a], [b]) => b - a)
       .slice(0, 5)
-      .map(([weight, token]) => `${token} ${percent(weight)}`);
+      .map(([weight, token]) => `${token} (${percent(weight)})`);
     const word = `“${shown(this.sides[side][number])}”`;
     if (!others.length) return `${word} is hardly looked at.`;
     return `${word} ${side ? "looks at" : "is looked at by"} ${others.join(", ")}.`;
   }
 
   draw() {
-    const width = this.svg.parentElement.clientWidth;
+    const width = this.width = this.svg.parentElement.clientWidth;
     if (!this.sides || !width) return;
     const focused = this.svg.contains(document.activeElement) ? this.at : null;
     this.svg.replaceChildren();
