@@ -75,7 +75,7 @@ def test_the_health_check_asks_for_a_page_of_the_service_at_its_port():
     from keras_aiayn.serve import app
 
     (port, path) = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", code).groups()
-    service = app.make_app([lambda texts, asked: []], len)
+    service = app.make_app([lambda texts, asked: []], len, len)
     assert path in {route.path for route in service.routes} and port == arguments("EXPOSE")[0]
 
 
