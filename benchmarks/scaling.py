@@ -167,7 +167,7 @@ def conclusions() -> str:
 
     lines = [
         "Both models compute and send in proportion to their weights, so data parallel carries one "
-        "as far as the other."
+        "as far as the other.\n"
     ]
     for name in ("base", "big"):
         config = getattr(TransformerConfig, name)()
@@ -189,14 +189,25 @@ def conclusions() -> str:
 def main() -> None:
     """Measures here, and works out what is elsewhere."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, required=True, help="For the prepared corpus.")
+    parser.add_argument("--folder", type=Path, help="For the prepared corpus; else only the rest.")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--devices", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
     if options.devices:
         measure(options)
         return
+    if options.folder:
+        here(options)
+    picture = Path(__file__).parents[1] / "docs" / "pictures" / "scaling.png"
+    workers.write_section(
+        "Scaling by arithmetic",
+        f"{draw(picture)}\n\n![speed-up](../docs/pictures/scaling.png)\n\n{conclusions()}",
+    )
+
+
+def here(options: argparse.Namespace) -> None:
+    """Measures on this machine."""
+    options.folder.mkdir(parents=True, exist_ok=True)
     opened(options.folder)
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     rows, alone = [], None
@@ -208,11 +219,6 @@ def main() -> None:
         rows.append([devices, f"{1 / times['whole']:.2f}", f"{share:.0f} %" if devices > 1 else ""])
     header = ["CPU devices", "updates/s", "not computing"]
     workers.write_section(f"Scaling on this machine, {backend}", workers.table(header, rows))
-    picture = Path(__file__).parents[1] / "docs" / "pictures" / "scaling.png"
-    workers.write_section(
-        "Scaling by arithmetic",
-        f"{draw(picture)}\n\n![speed-up](../docs/pictures/scaling.png)\n\n{conclusions()}",
-    )
 
 
 if __name__ == "__main__":
