@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,6 +121,27 @@ def run_cli(tmp_path: Path) -> Callable[..., Ran]:
         return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     return run
+
+
+@pytest.fixture
+def interrupting_at() -> Callable[[int], AbstractContextManager]:
+    """`with interrupting_at(step)`: Ctrl-C comes in an update of whatever is trained."""
+    from keras_aiayn.training.progress import StepProgress
+
+    end = StepProgress.on_train_batch_end
+
+    @contextmanager
+    def patched(step: int) -> Iterator[None]:
+        def interrupt(self: StepProgress, batch: int, logs: dict | None = None) -> None:
+            if self.step == step - 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            end(self, batch, logs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StepProgress, "on_train_batch_end", interrupt)
+            yield
+
+    return patched
 
 
 @pytest.fixture(params=[NEXT, pytest.param(LAST, marks=pytest.mark.slow)])

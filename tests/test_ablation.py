@@ -15,7 +15,6 @@ from keras_aiayn import ablation, cli
 from keras_aiayn.config import TABLE_3, TransformerConfig, table3
 from keras_aiayn.data import prepared
 from keras_aiayn.training import train, validation
-from keras_aiayn.training.progress import StepProgress
 
 WORDS = [("red", "rot"), ("dog", "Hund"), ("runs", "läuft"), ("here", "hier")]
 SETTINGS = ["tokens_per_batch=300", "warmup_steps=2", "max_shapes=1", "evaluate_lines=2"]
@@ -163,22 +162,11 @@ def test_a_run_after_another_is_the_one_that_train_makes_alone(
         np.testing.assert_array_equal(one, other)
 
 
-def interrupted_at(step):
-    """A patch by which Ctrl-C comes in an update."""
-    end = StepProgress.on_train_batch_end
-
-    def interrupt(self, batch, logs=None):
-        if self.step == step - 1:
-            os.kill(os.getpid(), signal.SIGINT)
-        end(self, batch, logs)
-
-    return interrupt
-
-
-def test_a_stopped_row_goes_on(data, tmp_path, trained, quickly_judged, monkeypatch):
+def test_a_stopped_row_goes_on(
+    data, tmp_path, trained, quickly_judged, monkeypatch, interrupting_at
+):
     output = tmp_path / "out"
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(StepProgress, "on_train_batch_end", interrupted_at(1))
+    with interrupting_at(1), pytest.raises(KeyboardInterrupt):
         run(data, output, rows=["base"])
     assert not (output / "results").exists()
     assert "the same command goes on with this row" in (tmp_path / "said.txt").read_text()

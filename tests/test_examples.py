@@ -337,7 +337,7 @@ def test_what_is_taken_out_is_the_target_and_nothing_else():
     ids = np.pad(np.arange(4, 1004).reshape(10, 100), ((0, 0), (0, 10)), constant_values=PAD)
     seen, targets = masked_model.take_out(ids, np.random.default_rng(1))
     out = targets != PAD
-    assert 0.1 < out.sum() / 1000 < 0.2
+    assert abs(out.sum() / 1000 - masked_model.SHARE) < 0.05
     assert np.array_equal(np.where(out, targets, seen), ids)
     assert (seen[out] == masked_model.MASK).all() and (seen[~out] != masked_model.MASK).all()
 
@@ -390,7 +390,7 @@ def pairs(first, second, size):
 @pytest.mark.corpus
 def test_the_language_model_knows_more_than_counts_of_one_and_two_tokens(corpora):
     text = corpora / "multi30k" / "train.en"
-    model, tokenizer, rows, unseen = language_model.train(text, vocabulary_size=1000, epochs=1)
+    model, tokenizer, rows, unseen = language_model.train(text, vocabulary_size=1000, epochs=2)
     size = tokenizer.vocabulary_size
     counts = pairs(rows[:, :-1], rows[:, 1:], size)
     last, following = unseen[:, :-1].ravel(), unseen[:, 1:].ravel()
@@ -404,10 +404,13 @@ def test_the_language_model_knows_more_than_counts_of_one_and_two_tokens(corpora
 @pytest.mark.corpus
 def test_the_masked_model_knows_more_than_counts_of_both_neighbours(corpora):
     text = corpora / "multi30k" / "train.en"
-    model, tokenizer, rows, unseen = masked_model.train(text, vocabulary_size=1000, epochs=2)
+    model, tokenizer, rows, unseen = masked_model.train(text, vocabulary_size=1000, epochs=12)
     size = tokenizer.vocabulary_size
     seen, targets = masked_model.take_out(unseen, np.random.default_rng(0))
-    out = (targets != PAD)[:, 1:-1]  # with a neighbour on both sides, whom counts may see
+    # Judged where both neighbours are shown: counts have no more to go by than the model.
+    shown = targets == PAD
+    out = ~shown[:, 1:-1] & shown[:, :-2] & shown[:, 2:]
+    targets = np.pad(np.where(out, targets[:, 1:-1], PAD), ((0, 0), (1, 1)), constant_values=PAD)
     counts = pairs(rows[:, :-1], rows[:, 1:], size)
     left, asked, right = unseen[:, :-2][out], unseen[:, 1:-1][out], unseen[:, 2:][out]
     one = shares(counts.sum(0) + 1)[asked]
@@ -415,6 +418,5 @@ def test_the_masked_model_knows_more_than_counts_of_both_neighbours(corpora):
     # Both neighbours, each as if the other were not there.
     both = shares(shares(counts + 0.1)[left] * shares(counts + 0.1)[:, right].T)
     both = both[np.arange(len(asked)), asked]
-    targets[:, [0, -1]] = PAD
     learned = nll(model, seen, targets)
     assert learned < best_mixture(one, after, before, both) - 0.1 < best_mixture(one) - 0.1

@@ -1,16 +1,17 @@
 """Starts a process for each device, which is what torch needs, and watches over them."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import IO, Any
+
+from keras_aiayn.training.interrupts import interrupts_to
 
 LAUNCHED = "KERAS_AIAYN_LAUNCHED"
 # When a process has failed, the others are given so long to say something of it themselves.
@@ -74,28 +75,14 @@ def end_with_the_launcher() -> None:
         threading.Thread(target=wait, daemon=True).start()
 
 
-@contextmanager
-def _interrupts_passed_on(running: Sequence[subprocess.Popen]) -> Iterator[None]:
-    """A Ctrl-C is for the processes to act on, whatever this one is at when it comes."""
+def _watch(running: Sequence[subprocess.Popen], said: Sequence[IO[bytes]]) -> int:
+    """Waits until all have ended well, or one has not. They act on a Ctrl-C, not this process."""
 
     def pass_on(number: int, frame: Any) -> None:
         for process in running:
             process.send_signal(number)
 
-    try:
-        before = signal.signal(signal.SIGINT, pass_on)
-    except ValueError:  # not in the main thread, which is the one that is interrupted
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _watch(running: Sequence[subprocess.Popen], said: Sequence[IO[bytes]]) -> int:
-    """Waits until all have ended well, or one has not."""
-    with _interrupts_passed_on(running):
+    with interrupts_to(pass_on):
         while not (failed := [rank for rank, process in enumerate(running) if process.poll()]):
             if all(process.returncode == 0 for process in running):
                 return 0

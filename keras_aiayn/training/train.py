@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from keras_aiayn.loading import load
 from keras_aiayn.training import checkpoint, distribution, folder, report, validation
 from keras_aiayn.training.distribution import Devices
 from keras_aiayn.training.folder import Configs
+from keras_aiayn.training.interrupts import interrupts_to
 from keras_aiayn.training.loss import LabelSmoothedCrossentropy
 from keras_aiayn.training.optimizer import adam
 from keras_aiayn.training.progress import StepProgress
@@ -483,12 +483,5 @@ def _stopping_on_interrupt(progress: StepProgress) -> Iterator[None]:
         first = min(first, time.monotonic())
         progress.stop_requested = True
 
-    try:
-        before = signal.signal(signal.SIGINT, on_interrupt)
-    except ValueError:  # not in the main thread: whoever runs it there stops it
+    with interrupts_to(on_interrupt):
         yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 
 pytest.importorskip("fastapi")
@@ -85,6 +86,11 @@ def test_the_command_answers_as_translate_does_and_stops_when_told(model, device
         ] == [
             [(one.text, one.alignment) for one in (each, *each.alternatives)] for each in expected
         ]
+        body = {"text": "a dog", "translation": "où?"}
+        found = client.post("/attention", json=body).json()
+        read, written, weights = keras.saving.load_model(model).attention_by_head(*body.values())
+        assert (found["source"], found["target"]) == (read, written)
+        np.testing.assert_allclose(found["weights"], weights, atol=1e-4)
         client.close()
         os.killpg(running.pid, signal.SIGTERM)  # as systemd does
         _, err = running.communicate(timeout=60)

@@ -3,10 +3,8 @@
 import dataclasses
 import importlib.util
 import json
-import os
 import random
 import shutil
-import signal
 
 import keras
 import numpy as np
@@ -17,7 +15,6 @@ from keras_aiayn.config import TrainingConfig
 from keras_aiayn.data import prepared
 from keras_aiayn.training import checkpoint, report, train, validation
 from keras_aiayn.training import folder as run_folder
-from keras_aiayn.training.progress import StepProgress
 from keras_aiayn.translator import Translator
 
 WORDS = [("red", "rot"), ("blue", "blau"), ("old", "alt"), ("dog", "Hund"), ("cat", "Katze"),
@@ -401,27 +398,14 @@ def diverged():
     )
 
 
-def interrupted_at(step):
-    """A patch by which Ctrl-C comes in an update."""
-    end = StepProgress.on_train_batch_end
-
-    def interrupt(self, batch, logs=None):
-        if self.step == step - 1:
-            os.kill(os.getpid(), signal.SIGINT)
-        end(self, batch, logs)
-
-    return interrupt
-
-
-def test_an_interrupt_leaves_no_checkpoint_among_the_last_for_good(corpus, tmp_path, monkeypatch):
+def test_an_interrupt_leaves_no_checkpoint_among_the_last_for_good(
+    corpus, tmp_path, interrupting_at
+):
     settings = ("steps=6", "checkpoint_every=2", "keep_last=3", "evaluate_every=0")
     whole = run(corpus, tmp_path / "whole", *settings, average=3)
     for step in (3, 5):
-        with monkeypatch.context() as patch:
-            patch.setattr(StepProgress, "on_train_batch_end", interrupted_at(step))
-            with pytest.raises(KeyboardInterrupt):
-                resume = step > 3
-                run(corpus, tmp_path / "stopped", *settings, average=3, resume=resume)
+        with interrupting_at(step), pytest.raises(KeyboardInterrupt):
+            run(corpus, tmp_path / "stopped", *settings, average=3, resume=step > 3)
         newest = checkpoint.find(tmp_path / "stopped/checkpoints")[-1]
         assert newest.stem == f"step-0000000{step}"
     stopped = run(corpus, tmp_path / "stopped", *settings, average=3, resume=True)
@@ -431,16 +415,14 @@ def test_an_interrupt_leaves_no_checkpoint_among_the_last_for_good(corpus, tmp_p
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_a_validation_at_a_resume_is_saved(corpus, tmp_path, monkeypatch):
+def test_a_validation_at_a_resume_is_saved(corpus, tmp_path, monkeypatch, interrupting_at):
     settings = ("steps=6", "evaluate_every=3", "keep_best=1", "keep_last=1")
     told = iter([9.0, 3.0])
     monkeypatch.setattr(
         validation, "validate", lambda *_: {"bleu": next(told), "valid_perplexity": 1.0}
     )
-    with monkeypatch.context() as patch:
-        patch.setattr(StepProgress, "on_train_batch_end", interrupted_at(3))
-        with pytest.raises(KeyboardInterrupt):
-            run(corpus, tmp_path / "run", *settings)
+    with interrupting_at(3), pytest.raises(KeyboardInterrupt):
+        run(corpus, tmp_path / "run", *settings)
     run(corpus, tmp_path / "run", *settings, resume=True)
     kept = checkpoint.find(tmp_path / "run/checkpoints")
     assert [path.stem[-1] for path in kept] == ["3", "6"]  # the best, and the last
@@ -448,15 +430,13 @@ def test_a_validation_at_a_resume_is_saved(corpus, tmp_path, monkeypatch):
 
 
 def test_an_interrupt_between_an_update_and_its_validation_loses_no_line(
-    corpus, tmp_path, monkeypatch
+    corpus, tmp_path, interrupting_at
 ):
     """Stopped by Ctrl-C in the very step that a validation follows; the log is that of no stop."""
     settings = ("steps=6", "evaluate_every=3")
     run(corpus, tmp_path / "whole", *settings)
-    with monkeypatch.context() as patch:
-        patch.setattr(StepProgress, "on_train_batch_end", interrupted_at(3))
-        with pytest.raises(KeyboardInterrupt):
-            run(corpus, tmp_path / "stopped", *settings)
+    with interrupting_at(3), pytest.raises(KeyboardInterrupt):
+        run(corpus, tmp_path / "stopped", *settings)
     assert [p.stem for p in checkpoint.find(tmp_path / "stopped/checkpoints")] == ["step-00000003"]
     run(corpus, tmp_path / "stopped", *settings, resume=True)
     names = ("step", "token_loss", "valid_nll", "bleu", "gradient_norm", "learning_rate", "shapes")
