@@ -479,7 +479,7 @@ def export(
     model: Model,
     output: Annotated[Path, typer.Option(help="A new folder.")],
     file_format: Annotated[
-        str, typer.Option("--format", help="ctranslate2 or saved_model.")
+        str, typer.Option("--format", help="ctranslate2, onnx or saved_model.")
     ] = "ctranslate2",
     quantization: Annotated[
         str | None,
@@ -506,9 +506,18 @@ def export(
         translator = _load(model)
         with _without_noise():  # SentencePiece in the graph reports how it normalises
             saved_model.export(translator, output, beam_size=beam, length_penalty=length_penalty)
+    elif file_format == "onnx":
+        _refuse_options(
+            file_format,
+            {"--quantization": quantization, "--beam": beam, "--length-penalty": length_penalty},
+        )
+        _start_backend(backend or os.environ.get("KERAS_BACKEND") or "torch")
+        from keras_aiayn.interop import onnx
+
+        onnx.export(_load(model), output)
     else:
         raise ValueError(
-            f"`--format` must be ctranslate2 or saved_model. Received: {file_format!r}"
+            f"`--format` must be ctranslate2, onnx or saved_model. Received: {file_format!r}"
         )
     _say(f"exported: {output}")
 

@@ -28,6 +28,8 @@ Shape = tuple[int, int, int]
 # The activations of a layer grow with the tokens, those of its attention with tokens x width. In
 # the paper's models the two are equal at about this width: it decides which shape is the largest.
 _ATTENTION_EQUALS_REST = 512
+# Batches that lie ready. A pipeline is far faster than what takes from it, so a few are enough.
+PREFETCHED = 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -401,7 +403,11 @@ def dataset(
         return {"encoder_token_ids": sources, "decoder_token_ids": decoder}, targets, weights
 
     steps = tf.data.Dataset.range(start * accumulation, stop * accumulation)
-    return steps.map(element, tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
+    # The thread that tunes a pipeline looks seldomer the longer it lasts, and who drops the
+    # pipeline waits for it: up to a minute at the end of each epoch.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return steps.map(element).prefetch(PREFETCHED).with_options(options)
 
 
 def import_tensorflow() -> Any:

@@ -277,6 +277,12 @@ def test_the_dataset_gives_the_batches_of_the_plan():
         assert weights.dtype == np.float32
 
 
+def test_nobody_waits_for_a_thread_that_tunes_the_dataset():
+    source, target = lengths(40)
+    given = batching.dataset(made_split(source, target), batching.plan(source, target, **OPTIONS))
+    assert given.options().autotune.enabled is False
+
+
 def test_any_place_of_an_epoch_is_reached_at_once():
     source, target = lengths(400)
     split = made_split(source, target)

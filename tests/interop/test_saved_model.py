@@ -240,7 +240,8 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--format", "onnx"), "must be ctranslate2 or saved_model. Received: 'onnx'"),
+        (("--format", "tflite"), "must be ctranslate2, onnx or saved_model. Received: 'tflite'"),
+        (("--format", "onnx", "--beam", "2"), "`--beam` is nothing that `--format onnx` takes"),
         (("--format", "saved_model", "--quantization", "int8"), "`--quantization` is nothing"),
         (("--beam", "2"), "`--beam` is nothing that `--format ctranslate2` takes"),
     ],

@@ -1,0 +1,197 @@
+"""The graphs for ONNX give the numbers of the model, and a search over them its translations."""
+
+import json
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from keras_aiayn import Transformer, Translator
+from keras_aiayn.data import tokenizer as tokenizers
+from keras_aiayn.interop import onnx as ours
+from keras_aiayn.special_ids import BOS, EOS, PAD
+
+pytest.importorskip("onnxscript")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+BACKEND = keras.backend.backend()
+on_torch = pytest.mark.skipif(BACKEND != "torch", reason="only PyTorch writes ONNX")
+
+LINES = ["a", "the dog runs", "où est-ce?", "x" * 40, "one two three four five six seven", "日本"]
+SIZES = {"num_layers": 2, "hidden_dim": 32, "intermediate_dim": 48, "num_heads": 4}
+KINDS = [
+    {},
+    {"normalize_first": True, "dtype": "mixed_bfloat16"},
+    {"use_bias": True, "use_logits_bias": True, "activation": "swish"},
+    {"positions": "learned", "max_length": 128, "key_dim": 4, "value_dim": 6},
+    {"share_embeddings": False, "target_vocabulary_size": 260, "tie_projection": False},
+]
+
+
+def make(seed=1, **options):
+    """A translator whose outputs end now and then, with weights as after training."""
+    tokenizer = tokenizers.ByteTokenizer()
+    model = Transformer(tokenizer.vocabulary_size, **SIZES | options, seed=seed)
+    rng = np.random.default_rng(seed)
+    for weight in model.trainable_variables:  # the same on every backend
+        weight.assign(rng.normal(scale=0.25, size=weight.shape) + ("gamma" in weight.path))
+    return Translator(model, tokenizer)
+
+
+class Engine:
+    """A folder in ONNX Runtime, with one thread."""
+
+    def __init__(self, folder):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.encoder, self.decoder = (
+            onnxruntime.InferenceSession(folder / f"{name}.onnx", options)
+            for name in ("encoder", "decoder")
+        )
+
+    def begin(self, source_ids):
+        """What every step is given of the source, and an empty cache."""
+        keys, values = self.encoder.run(None, {"source_ids": source_ids})
+        source = {"source_ids": source_ids, "memory_keys": keys, "memory_values": values}
+        return source, (keys[:, :, :, :0], values[:, :, :, :0])
+
+    def step(self, token_ids, source, cache):
+        """Logits, and the cache."""
+        past = dict(zip(("past_keys", "past_values"), cache, strict=True))
+        logits, *cache = self.decoder.run(None, {"token_ids": token_ids, **source, **past})
+        return logits, cache
+
+
+def log_softmax(logits):
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def search(engine, source_ids, beams, alpha, longest):
+    """Section 6.1 for one sentence, without a stop: the ids of the best output."""
+    source, cache = engine.begin(np.array([source_ids], "int64"))
+    alive, finished = [(0.0, [])], []
+
+    def normalized(one):
+        return one[0] / ((5 + len(one[1])) / 6) ** alpha
+
+    for _ in range(longest):
+        newest = np.array([[ids[-1] if ids else BOS] for _, ids in alive], "int64")
+        wide = {
+            name: np.repeat(x, len(alive), axis=0 if name == "source_ids" else 1)
+            for name, x in source.items()
+        }
+        logits, cache = engine.step(newest, wide, cache)
+        scores = log_softmax(logits[:, -1])
+        scores[:, [PAD, BOS]] = -np.inf
+        scores += [[score] for score, _ in alive]
+        best = np.argsort(-scores, axis=None)[: 1 if beams == 1 else 2 * beams]
+        found = [
+            (scores.flat[i], alive[i // scores.shape[1]][1] + [int(i) % scores.shape[1]])
+            for i in best
+        ]
+        finished += [one for one in found if one[1][-1] == EOS]
+        kept = [i for i, one in zip(best, found, strict=True) if one[1][-1] != EOS][:beams]
+        alive = [one for one in found if one[1][-1] != EOS][:beams]
+        if not alive:
+            break
+        parents = np.array(kept) // scores.shape[1]
+        cache = [np.take(x, parents, axis=1) for x in cache]
+    return max(finished or alive, key=normalized)[1]
+
+
+@pytest.fixture(scope="module", params=range(len(KINDS)))
+def exported(request, tmp_path_factory):
+    """A translator of each kind, in float32, and its folder in ONNX Runtime."""
+    folder = tmp_path_factory.mktemp("onnx") / "folder"
+    translator = make(**KINDS[request.param])
+    ours.export(translator, folder)
+    assert {path.name for path in folder.iterdir()} > {"encoder.onnx", "decoder.onnx"}
+    return translator.as_dtype("float32"), Engine(folder)
+
+
+@on_torch
+@pytest.mark.parametrize(
+    ("batch", "source", "steps"), [(1, 1, [1]), (1, 4, [1, 1, 1]), (3, 9, [4, 1, 2, 1])]
+)
+def test_batches_lengths_and_steps_of_any_size_give_the_logits_of_the_model(
+    exported, batch, source, steps
+):
+    translator, engine = exported
+    rng = np.random.default_rng(1)
+    source_ids = rng.integers(4, 250, (batch, source))
+    source_ids[1:, source - 2 :] = PAD
+    token_ids = rng.integers(4, 250, (batch, sum(steps)))
+    expected = translator.model.predict_on_batch(
+        {
+            "encoder_token_ids": source_ids.astype("int32"),
+            "decoder_token_ids": token_ids.astype("int32"),
+        }
+    )
+    given, cache = engine.begin(source_ids)
+    found = []
+    for ids in np.split(token_ids, np.cumsum(steps)[:-1], axis=1):
+        logits, cache = engine.step(ids, given, cache)
+        found.append(logits)
+    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.works("export to ONNX, written on it")
+@on_torch
+@pytest.mark.parametrize("beams", [1, 4])
+def test_a_search_over_the_graphs_gives_our_translations(exported, beams):
+    translator, engine = exported
+    expected = translator.translate(
+        LINES, beam_size=beams, length_penalty=0.6, max_length=12, details=True
+    )
+    assert len({one.hit_limit for one in expected}) == 2 or beams == 1
+    for ids, one in zip(translator.source_tokenizer.encode(LINES), expected, strict=True):
+        found = search(engine, [*ids, EOS], beams, alpha=0.6, longest=12)
+        assert found == one.token_ids
+
+
+# What docs/production.md shows, without this package.
+@pytest.mark.works("export of its `.keras` to ONNX")
+def test_a_file_of_this_backend_is_exported_by_the_command(tmp_path, run_cli):
+    translator = make()
+    translator.save(tmp_path / "model.keras")
+    done = run_cli(
+        *("export", "model.keras", "--format", "onnx", "--output", "folder"),
+        env={"KERAS_BACKEND": "torch"},
+    )
+    assert (done.status, done.out) == (0, ""), done.err
+    assert done.err == "exported: folder\n"
+    ids = [*translator.source_tokenizer.encode(LINES[1:2])[0], EOS]
+    (expected,) = translator.translate(
+        LINES[1:2], beam_size=1, max_length=9, details=True
+    )
+    assert search(Engine(tmp_path / "folder"), ids, 1, 0, 9) == expected.token_ids
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch can")
+def test_another_backend_says_how_to_export(tmp_path, run_cli):
+    translator = make()
+    with pytest.raises(ValueError, match="set KERAS_BACKEND=torch. Received: KERAS_BACKEND="):
+        ours.export(translator, tmp_path / "folder")
+    translator.save(tmp_path / "model.keras")
+    done = run_cli("export", "model.keras", "--format", "onnx", "--output", "folder")
+    assert done.status == 2 and done.err.count("\n") == 1 and "KERAS_BACKEND=torch" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
+
+
+@on_torch
+def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    translator = make()
+    with pytest.raises(ValueError, match="quantised, to int8: export the one"):
+        ours.export(translator.quantized("int8"), tmp_path / "folder")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(FileExistsError, match="not an empty folder"):
+        ours.export(translator, tmp_path / "full")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ImportError, match=r"pip install 'keras-aiayn\[onnx\]'"):
+        ours.export(translator, tmp_path / "folder")
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"]
