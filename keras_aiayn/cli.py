@@ -514,7 +514,9 @@ def export(
         _start_backend(backend or os.environ.get("KERAS_BACKEND") or "torch")
         from keras_aiayn.interop import onnx
 
-        onnx.export(_load(model), output)
+        translator = _load(model)
+        with _without_noise():  # the exporter warns of torchvision
+            onnx.export(translator, output)
     else:
         raise ValueError(
             f"`--format` must be ctranslate2, onnx or saved_model. Received: {file_format!r}"

@@ -34,7 +34,7 @@ class SinusoidalPositionEncoding(keras.layers.Layer):
     def call(self, inputs, positions=None):
         """Adds the encodings."""
         if positions is None:
-            positions = ops.arange(ops.shape(inputs)[1])
+            positions = ops.arange(ops.shape(inputs)[1], dtype="int32")
         return inputs + ops.cast(self.encode(positions, inputs.shape[-1]), inputs.dtype)
 
     def compute_output_shape(self, inputs_shape, positions_shape=None):

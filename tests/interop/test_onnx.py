@@ -1,8 +1,5 @@
 """The graphs for ONNX give the numbers of the model, and a search over them its translations."""
 
-import json
-import os
-import subprocess
 import sys
 
 import keras
@@ -37,7 +34,10 @@ def make(seed=1, **options):
     model = Transformer(tokenizer.vocabulary_size, **SIZES | options, seed=seed)
     rng = np.random.default_rng(seed)
     for weight in model.trainable_variables:  # the same on every backend
-        weight.assign(rng.normal(scale=0.25, size=weight.shape) + ("gamma" in weight.path))
+        values = rng.normal(scale=0.25, size=weight.shape) + ("gamma" in weight.path)
+        if "embedding" in weight.path:  # EOS is the best token often enough
+            values[(slice(None), EOS) if "reverse" in weight.path else EOS] *= 4
+        weight.assign(values)
     return Translator(model, tokenizer)
 
 
@@ -103,7 +103,9 @@ def search(engine, source_ids, beams, alpha, longest):
     return max(finished or alive, key=normalized)[1]
 
 
-@pytest.fixture(scope="module", params=range(len(KINDS)))
+@pytest.fixture(
+    scope="module", params=[0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 3, 4))]
+)
 def exported(request, tmp_path_factory):
     """A translator of each kind, in float32, and its folder in ONNX Runtime."""
     folder = tmp_path_factory.mktemp("onnx") / "folder"
@@ -111,6 +113,12 @@ def exported(request, tmp_path_factory):
     ours.export(translator, folder)
     assert {path.name for path in folder.iterdir()} > {"encoder.onnx", "decoder.onnx"}
     return translator.as_dtype("float32"), Engine(folder)
+
+
+@on_torch
+def test_of_the_outputs_that_are_compared_some_end():
+    found = make().translate(LINES, length_penalty=0.6, max_length=30, details=True)
+    assert {one.hit_limit for one in found} == {False, True}
 
 
 @on_torch
@@ -145,29 +153,25 @@ def test_batches_lengths_and_steps_of_any_size_give_the_logits_of_the_model(
 def test_a_search_over_the_graphs_gives_our_translations(exported, beams):
     translator, engine = exported
     expected = translator.translate(
-        LINES, beam_size=beams, length_penalty=0.6, max_length=12, details=True
+        LINES, beam_size=beams, length_penalty=0.6, max_length=30, details=True
     )
-    assert len({one.hit_limit for one in expected}) == 2 or beams == 1
     for ids, one in zip(translator.source_tokenizer.encode(LINES), expected, strict=True):
-        found = search(engine, [*ids, EOS], beams, alpha=0.6, longest=12)
+        found = search(engine, [*ids, EOS], beams, alpha=0.6, longest=30)
         assert found == one.token_ids
 
 
-# What docs/production.md shows, without this package.
 @pytest.mark.works("export of its `.keras` to ONNX")
 def test_a_file_of_this_backend_is_exported_by_the_command(tmp_path, run_cli):
     translator = make()
     translator.save(tmp_path / "model.keras")
     done = run_cli(
         *("export", "model.keras", "--format", "onnx", "--output", "folder"),
-        env={"KERAS_BACKEND": "torch"},
+        env={"KERAS_BACKEND": "torch", "TF_CPP_MIN_LOG_LEVEL": "2"},
     )
     assert (done.status, done.out) == (0, ""), done.err
-    assert done.err == "exported: folder\n"
+    assert done.err.endswith("exported: folder\n")
     ids = [*translator.source_tokenizer.encode(LINES[1:2])[0], EOS]
-    (expected,) = translator.translate(
-        LINES[1:2], beam_size=1, max_length=9, details=True
-    )
+    (expected,) = translator.translate(LINES[1:2], beam_size=1, max_length=9, details=True)
     assert search(Engine(tmp_path / "folder"), ids, 1, 0, 9) == expected.token_ids
 
 
