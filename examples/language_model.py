@@ -14,7 +14,7 @@ from keras_aiayn.data.tokenizer import SentencePieceTokenizer
 from keras_aiayn.special_ids import EOS
 
 WIDTH, LENGTH = 128, 64  # d_model; tokens of a row
-BLOCK = {"num_heads": 4, "intermediate_dim": 512, "normalize_first": True}  # as since GPT-2
+BLOCK = {"num_heads": 4, "intermediate_dim": 512, "dropout": 0.0, "normalize_first": True}
 
 
 def build(vocabulary_size: int) -> keras.Model:
