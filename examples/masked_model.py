@@ -35,7 +35,7 @@ def take_out(ids: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarra
     return np.where(chosen, MASK, ids), np.where(chosen, ids, PAD)
 
 
-def main(text: typer.FileBinaryRead | None = None, vocabulary_size: int = 600, epochs: int = 12):
+def main(text: typer.FileBinaryRead | None = None, vocabulary_size: int = 600, epochs: int = 10):
     """Trains a masked model, judges it, and lets it fill in."""
     keras.utils.set_random_seed(1)
     tokenizer, rows, unseen = read(text, vocabulary_size, LENGTH)

@@ -404,7 +404,7 @@ def test_the_language_model_knows_more_than_counts_of_one_and_two_tokens(corpora
 @pytest.mark.corpus
 def test_the_masked_model_knows_more_than_counts_of_both_neighbours(corpora):
     text = corpora / "multi30k" / "train.en"
-    model, tokenizer, rows, unseen = masked_model.main(text, vocabulary_size=1000, epochs=12)
+    model, tokenizer, rows, unseen = masked_model.main(text, vocabulary_size=1000, epochs=10)
     size = tokenizer.vocabulary_size
     seen, targets = masked_model.take_out(unseen, np.random.default_rng(0))
     # Judged where both neighbours are shown: counts have no more to go by than the model.
