@@ -1,6 +1,6 @@
 """The decoder alone, as in GPT: a language model, which gives the next token from those before.
 
-python examples/language_model.py --text train.en   # one sentence a line; without, made ones
+`python examples/language_model.py --text train.en`: one sentence a line; without a text, made ones.
 """
 
 import keras

@@ -1,6 +1,6 @@
 """The encoder alone, as in BERT: a masked language model, which fills in what was taken out.
 
-python examples/masked_model.py --text train.en   # one sentence a line; without, made ones
+`python examples/masked_model.py --text train.en`: one sentence a line; without a text, made ones.
 """
 
 import keras
