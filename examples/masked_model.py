@@ -1,41 +1,27 @@
-"""The encoder alone: a masked language model, which fills in the tokens that were taken out.
+"""The encoder alone, as in BERT: a masked language model, which fills in what was taken out.
 
-    python examples/masked_model.py                   on sentences of the grammar in parsing.py
-    python examples/masked_model.py --text train.en   on any text, one sentence a line
-
-The form of BERT (Devlin et al., 2018), which however keeps or changes a fifth of the tokens that it
-asks for, because none is missing in the tasks that follow.
+`python examples/masked_model.py --text train.en`: one sentence a line; without a text, made ones.
 """
-
-from collections.abc import Sequence
-from pathlib import Path
 
 import keras
 import numpy as np
-from language_model import BLOCK, WIDTH, Trained, compile_, options, read, stream
+import typer
+from language_model import BLOCK, WIDTH, read
 
-from keras_aiayn import (
-    SharedEmbedding,
-    SinusoidalPositionEncoding,
-    TransformerEncoderBlock,
-    masking,
-)
-from keras_aiayn.data.tokenizer import SentencePieceTokenizer
-from keras_aiayn.special_ids import EOS, PAD, UNK
+import keras_aiayn as ka
+from keras_aiayn.special_ids import PAD, UNK
 
 MASK = UNK  # which no text gives: rare characters are spelled in bytes
 SHARE = 0.3  # BERT's 0.15 tells less in a minute
-LENGTH, ROWS = 16, 64  # what is short tells soon that the neighbours count
+LENGTH = 16  # what is short tells soon that the neighbours count
 
 
-def build(vocabulary_size: int, num_layers: int = 1) -> keras.Model:
+def build(vocabulary_size: int) -> keras.Model:
     """A model from ids (B, T), MASK among them, to logits (B, T, V) of what stood there."""
     token_ids = keras.Input((None,), dtype="int32")
-    embedding = SharedEmbedding(vocabulary_size, WIDTH)
-    x = SinusoidalPositionEncoding()(embedding(token_ids))
-    mask = masking.padding_mask(token_ids)
-    for _ in range(num_layers):
-        x = TransformerEncoderBlock(**BLOCK)(x, attention_mask=mask)
+    embedding = ka.SharedEmbedding(vocabulary_size, WIDTH)
+    x = ka.SinusoidalPositionEncoding()(embedding(token_ids))
+    x = ka.TransformerEncoderBlock(**BLOCK)(x, attention_mask=ka.masking.padding_mask(token_ids))
     x = keras.layers.LayerNormalization(epsilon=1e-6)(x)  # which the last block leaves to do
     return keras.Model(token_ids, embedding(x, reverse=True))
 
@@ -49,42 +35,25 @@ def take_out(ids: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarra
     return np.where(chosen, MASK, ids), np.where(chosen, ids, PAD)
 
 
-def guesses(model: keras.Model, tokenizer: SentencePieceTokenizer, text: str) -> list[list[str]]:
-    """The three likeliest tokens for each "_" of a text."""
-    parts = tokenizer.encode(text.split("_"))
-    ids = [i for part in parts for i in (*part, MASK)][:-1]
-    row = np.array([[EOS, *ids, EOS] + [PAD] * (LENGTH - len(ids))], "int32")  # of one shape
-    logits = model.predict_on_batch(row)[0, 1:]
-    best = [np.argsort(-logits[place])[:3] for place, i in enumerate(ids) if i == MASK]
-    return [tokenizer.pieces(three) for three in best]
-
-
-def train(path: Path | None, vocabulary_size: int, epochs: int) -> Trained:
-    """The model, its tokenizer, the rows that it was trained on, and rows that it has not seen."""
-    trained, held_out = read(path)
-    tokenizer = SentencePieceTokenizer.learn(trained, vocabulary_size)
+def main(text: typer.FileBinaryRead | None = None, vocabulary_size: int = 600, epochs: int = 10):
+    """Trains a masked model, judges it, and lets it fill in."""
+    keras.utils.set_random_seed(1)
+    tokenizer, rows, unseen = read(text, vocabulary_size, LENGTH)
     model = build(tokenizer.vocabulary_size)
-    compile_(model)
-    rows, unseen = (stream(tokenizer, lines, LENGTH) for lines in (trained, held_out))
+    adam = keras.optimizers.Adam(ka.NoamSchedule(WIDTH, 100, scale=0.5), 0.9, 0.98, 1e-9)
+    model.compile(adam, ka.LabelSmoothedCrossentropy(0.0), metrics=[ka.TokenMetrics(0.0)])
     generator = np.random.default_rng(1)
     for _ in range(epochs):  # other tokens each time
-        model.fit(*take_out(rows, generator), batch_size=ROWS, verbose=2)
+        model.fit(*take_out(rows, generator), batch_size=64, verbose=2)
+    seen, targets = take_out(unseen, generator)
+    judged = model.evaluate(seen, targets, verbose=0, return_dict=True)
+    print(f"perplexity of what was taken out of unseen rows: {judged['perplexity']:.2f}")
+    best = model.predict_on_batch(seen[:5]).argmax(-1)
+    filled = np.where(seen[:5] == MASK, best, seen[:5])
+    for three in zip(*map(tokenizer.decode, (seen[:5], filled, unseen[:5])), strict=True):
+        print(*three, sep="\n    ")
     return model, tokenizer, rows, unseen
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains, judges, and fills in a word."""
-    given = options(__doc__.splitlines()[0], 12, arguments)
-    keras.utils.set_random_seed(1)
-    model, tokenizer, _, unseen = train(given.text, given.vocabulary_size, given.epochs)
-    asked = take_out(unseen, np.random.default_rng(0))
-    judged = model.evaluate(*asked, ROWS, verbose=0, return_dict=True)
-    print(f"perplexity of what was taken out, on unseen lines: {judged['perplexity']:.2f}")
-    for text in tokenizer.decode(unseen[:3]):
-        one, _, *rest = text.split()
-        hidden = " ".join([one, "_", *rest[:10]])
-        print(hidden, *guesses(model, tokenizer, hidden), sep="\n    ")
-
-
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -351,7 +351,7 @@ def test_a_model_of_one_half_trains_and_shows_what_it_can(example, tmp_path, mon
     made = parsing.made_trees(100, seed=1, longest=12)
     text = tmp_path / "text.en"
     text.write_text("".join(" ".join(parsing.words(tree)) + "\n" for tree in made))
-    example.main(["--text", str(text), "--vocabulary-size", "330", "--epochs", "1"])
+    example.main(text, vocabulary_size=330, epochs=1)
     assert "perplexity" in capsys.readouterr().out
 
 
@@ -390,7 +390,7 @@ def pairs(first, second, size):
 @pytest.mark.corpus
 def test_the_language_model_knows_more_than_counts_of_one_and_two_tokens(corpora):
     text = corpora / "multi30k" / "train.en"
-    model, tokenizer, rows, unseen = language_model.train(text, vocabulary_size=1000, epochs=2)
+    model, tokenizer, rows, unseen = language_model.main(text, vocabulary_size=1000, epochs=2)
     size = tokenizer.vocabulary_size
     counts = pairs(rows[:, :-1], rows[:, 1:], size)
     last, following = unseen[:, :-1].ravel(), unseen[:, 1:].ravel()
@@ -404,7 +404,7 @@ def test_the_language_model_knows_more_than_counts_of_one_and_two_tokens(corpora
 @pytest.mark.corpus
 def test_the_masked_model_knows_more_than_counts_of_both_neighbours(corpora):
     text = corpora / "multi30k" / "train.en"
-    model, tokenizer, rows, unseen = masked_model.train(text, vocabulary_size=1000, epochs=12)
+    model, tokenizer, rows, unseen = masked_model.main(text, vocabulary_size=1000, epochs=10)
     size = tokenizer.vocabulary_size
     seen, targets = masked_model.take_out(unseen, np.random.default_rng(0))
     # Judged where both neighbours are shown: counts have no more to go by than the model.

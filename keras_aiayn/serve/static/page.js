@@ -125,10 +125,13 @@ function showTranslations(next) {
   const real = found.lines.map((line) => Boolean(line.trim()));
   if (!real[chosen.line]) chosen.line = Math.max(0, real.indexOf(true));
   chosen.rank = 0;
+  const several = real.filter(Boolean).length > 1; // then each line's translations stand beside it
   $("result").replaceChildren(...found.translations.map((hypotheses, line) => {
     const list = make("ol", { className: "line" });
     if (real[line]) list.append(...hypotheses.map((one, rank) => hypothesis(one, line, rank)));
-    return list;
+    if (!several) return list;
+    const source = make("p", { className: "source", dir: "auto", textContent: found.lines[line] });
+    return make("div", { className: "pair" }, source, list);
   }));
   $("said").textContent = found.translations.map(([best]) => best.text).join("\n");
   look();
