@@ -2,7 +2,8 @@
 
 Texts wait in a line. A worker takes the first one and whatever else waits that wants the same
 settings, up to a budget of tokens; where there is room left, it waits a moment for more. A text
-whose time is over, or that no one waits for any more, leaves the line untranslated.
+whose time is over, or that no one waits for any more, leaves the line untranslated. The line is no
+longer than what is translated in the time that a text has, as full batches went of late.
 """
 
 import contextlib
@@ -22,6 +23,10 @@ Translate = Callable[[list[str], Any], Sequence[Any]]
 
 # So many workers may die at a text. It may be what they die of, and must not take all of them.
 DEATHS = 2
+
+# Of the time that a text has, so much may be spent by what waits before it: the rest is for what
+# is translated already, and for texts that take longer than others.
+WAITED = 0.75
 
 
 class Overloaded(Exception):
@@ -73,6 +78,7 @@ class Batcher:
         self._wait_seconds, self._on_batch, self._on_end = wait_seconds, on_batch, on_end
         self._line: OrderedDict[Future, _Waiting] = OrderedDict()
         self._tokens = 0
+        self._token_seconds = 0.0  # of a full batch, of late; 0 until there was one
         self._working = len(workers)
         self._closed = False
         self._changed = threading.Condition()
@@ -119,7 +125,7 @@ class Batcher:
         with self._changed:
             if self._closed or not self._working:
                 raise NoOneWorks
-            if self._tokens + sum(tokens) > self.tokens_waiting:
+            if self._tokens + sum(tokens) > self._room(seconds):
                 raise Overloaded
             self._enter(new)
         return [one.answer for one in new]
@@ -131,6 +137,13 @@ class Batcher:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+
+    def _room(self, seconds: float) -> float:
+        """Tokens that may be in the line. One who finds it empty is taken whatever the pace."""
+        if not self._tokens or not self._token_seconds:
+            return self.tokens_waiting
+        in_time = WAITED * seconds * self._working / self._token_seconds
+        return min(self.tokens_waiting, in_time)
 
     def _enter(self, new: list[_Waiting], first: bool = False) -> None:
         """Lets texts into the line, at its end or in front of the others."""
@@ -168,10 +181,19 @@ class Batcher:
     def _translate(self, batch: list[_Waiting], translate: Translate) -> None:
         began = time.monotonic()
         found = translate([one.text for one in batch], batch[0].settings)
+        seconds = time.monotonic() - began
+        tokens = sum(one.tokens for one in batch)
+        self._learn_pace(tokens, seconds)
         for one, translation in list(zip(batch, found, strict=True)):
             _settle(one.answer, translation)
-        tokens = sum(one.tokens for one in batch)
-        self._on_batch(len(batch), tokens, time.monotonic() - began)
+        self._on_batch(len(batch), tokens, seconds)
+
+    def _learn_pace(self, tokens: int, seconds: float) -> None:
+        """Of full batches: in a small one each token takes longer, and none is when many wait."""
+        if 2 * tokens >= self.tokens_per_batch:
+            new = seconds / tokens
+            old = self._token_seconds or new
+            self._token_seconds = 0.8 * old + 0.2 * new
 
     def _next_batch(self) -> list[_Waiting]:
         """What to translate next; nothing when the line is closed and empty."""

@@ -136,6 +136,37 @@ def test_an_error_reaches_those_it_concerns_and_the_worker_goes_on(upper, batche
     assert answers[2].result(5) == "0:AFTER"
 
 
+def test_no_more_is_let_in_than_is_translated_in_time():
+    def slowly(texts, settings):
+        time.sleep(0.05)
+        return texts
+
+    batcher = Batcher([slowly], tokens_per_batch=10, tokens_waiting=10**6, wait_seconds=0.0)
+    submit(batcher, "the pace is known", 10, 0, 60).result(5)
+    answers = []
+    with pytest.raises(Overloaded):
+        while True:
+            answers.append(submit(batcher, f"t{len(answers)}", 10, 0, 2.0))
+    assert 10 < len(answers) < 40
+    assert [one.result(5) for one in answers] == [f"t{i}" for i in range(len(answers))]
+    (whatever,) = batcher.submit(["alone"], [10**5], 0, 0.2)  # the line is empty: it may try
+    assert whatever.result(5) == "alone"
+    batcher.close()
+
+
+def test_small_batches_say_nothing_of_the_pace():
+    def slowly(texts, settings):
+        time.sleep(0.05)
+        return texts
+
+    batcher = Batcher([slowly], tokens_per_batch=1_000, wait_seconds=0.0)
+    for _ in range(3):
+        submit(batcher, "alone", 10, 0, 60).result(5)
+    answers = [submit(batcher, "many", 10, 0, 1.0) for _ in range(500)]
+    assert {one.result(5) for one in answers} == {"many"}
+    batcher.close()
+
+
 @pytest.mark.parametrize("outcome", [["one too few"], SystemExit("no"), None])
 def test_nothing_that_a_worker_does_ends_it(outcome):
     outcomes = [outcome, ["fine"]]
