@@ -164,10 +164,10 @@ async def hang_up(port: int, request: bytes) -> str:
 
 
 async def send_half(port: int, request: bytes) -> str:
-    """Sends half a body, and hangs up after some seconds."""
+    """Sends half a body, and hangs up after a while."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request[:-4])
-    await asyncio.sleep(5)
+    await asyncio.sleep(1)
     writer.close()
     return "half a body"
 

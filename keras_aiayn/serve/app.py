@@ -369,8 +369,7 @@ def _tell_errors_as_json(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        # A name that the client chose may be of several lines, or hold what is no character.
-        line = " ".join(f"{place}: {first['msg']}".split()).encode(errors="replace").decode()
+        line = " ".join(f"{place}: {first['msg']}".split())  # a client's name may be of several
         return JSONResponse({"error": line}, 422)
 
     @app.exception_handler(Exception)

@@ -58,7 +58,7 @@ def test_one_text_or_many(service):
         ({"texts": "a", "n_best": "1"}, 422, "n_best"),
         ({"texts": "a", "alignments": "yes"}, 422, "alignments"),
         ({"texts": "a", "two\nlines": 1}, 422, "two lines"),
-        ({"texts": "a", "\ud800": 1}, 422, "body.?"),
+        ({"texts": "a", "\ud800": 1}, 422, "unicode"),
         ({"texts": "a", "n_best": 9}, 422, "at most 3"),
         ({"texts": ["a"] * 9}, 413, "at most 8"),
         ({"texts": "a " * 50}, 413, "51 tokens; at most 40"),

@@ -42,7 +42,7 @@ def test_where_all_is_well_it_finds_no_fault_and_counts_all(benchmark, log):
     seen, faults = loaded(benchmark, upper, map(str.upper, TEXTS), 8, log)
     assert faults == [] and seen.wrong == []
     assert seen.statuses[200] == len(seen.seconds) >= seen.lines == seen.tokens / 3 > 8
-    assert seen.bad["hung up"] and seen.bad["half a body"] == 1
+    assert seen.bad["hung up"] and seen.bad["half a body"]
     assert sum(n for what, n in seen.bad.items() if what in ("10 MB: 413", "10 MB: cut off"))
     assert 0 < seen.cpu < 1.5
 
