@@ -1,7 +1,8 @@
 """Requests that arrive together are translated together.
 
-Texts wait in a line. A worker takes the first one and whatever else waits that wants the same
-settings, up to a budget of tokens; where there is room left, it waits a moment for more. A text
+Texts wait in a line. A worker takes the first one and those behind it that want the same settings
+and are nearest to it in length, up to a budget of tokens, pads counted; where there is room left,
+it waits a moment for more. A text
 whose time is over, or that no one waits for any more, leaves the line untranslated. The line is no
 longer than what is translated in the time that a text has, as full batches went of late.
 """
@@ -27,6 +28,10 @@ DEATHS = 2
 # Of the time that a text has, so much may be spent by what waits before it: the rest is for what
 # is translated already, and for texts that take longer than others.
 WAITED = 0.75
+
+# How far behind the first one texts of like length are looked for, in budgets. Further, and those
+# that are like no other would be passed by too often.
+LOOKED_THROUGH = 4
 
 
 class Overloaded(Exception):
@@ -57,7 +62,8 @@ class Batcher:
     Args:
         workers: what translates, a function for each device; each runs in a thread of its own. One
             that raises `ChildProcessError` is not asked again, and what it was at is another's.
-        tokens_per_batch: most source tokens translated at a time. A longer text goes alone.
+        tokens_per_batch: most source tokens translated at a time, with the pads that make texts
+            as long as the longest. A longer text goes alone.
         tokens_waiting: most source tokens in the line.
         wait_seconds: how long a worker with room left waits for more.
         on_batch: called with the number of texts and tokens of each batch, and its seconds.
@@ -213,21 +219,32 @@ class Batcher:
                     return batch
 
     def _take(self) -> list[_Waiting]:
-        """The first of the line, and all behind it that go with it; the others stay in order."""
+        """The first of the line, and what goes with it; the others stay in order."""
         now = time.monotonic()
-        taken: list[_Waiting] = []
+        near: list[_Waiting] = []
         tokens = 0
         for one in list(self._line.values()):
             if now > one.deadline:
                 _settle(one.answer, TimeIsOver())  # and it is forgotten
-                continue
-            if not taken or (
-                one.settings == taken[0].settings and tokens + one.tokens <= self.tokens_per_batch
+            elif tokens < LOOKED_THROUGH * self.tokens_per_batch and (
+                not near or one.settings == near[0].settings
             ):
-                taken.append(one)
+                near.append(one)
                 tokens += one.tokens
+        taken = self._of_like_length(near)
         for one in taken:
             self._forget(one.answer)
+        return taken
+
+    def _of_like_length(self, near: list[_Waiting]) -> list[_Waiting]:
+        """The first, and those nearest to it in length: few pads, and about as many steps."""
+        taken: list[_Waiting] = []
+        longest = 0
+        for one in sorted(near, key=lambda one: abs(one.tokens - near[0].tokens)):
+            longest_then = max(longest, one.tokens)
+            if not taken or longest_then * (len(taken) + 1) <= self.tokens_per_batch:
+                taken.append(one)
+                longest = longest_then
         return taken
 
     def _put_back(self, batch: list[_Waiting]) -> None:
