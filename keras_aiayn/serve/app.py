@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
@@ -23,7 +23,7 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -70,13 +70,20 @@ class Look:
     translation: str
 
 
+def _whole(value: Any) -> Any:
+    """1.0 is an integer in JSON; a string or a truth value is none."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class Body(BaseModel):
     """What `POST /translate` takes."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     texts: str | list[str] = Field(description="One text, or several.")
-    n_best: int = Field(1, ge=1, description="Translations of each text.")
+    n_best: Annotated[int, BeforeValidator(_whole)] = Field(
+        1, ge=1, description="Translations of each text."
+    )
     alignments: bool = Field(False, description="Whether to say which word became which.")
 
 
