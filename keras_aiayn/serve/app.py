@@ -8,12 +8,12 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.security import HTTPBearer
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -23,7 +23,7 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -70,13 +70,20 @@ class Look:
     translation: str
 
 
+def _whole(value: Any) -> Any:
+    """1.0 is an integer in JSON; a string or a truth value is none."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class Body(BaseModel):
     """What `POST /translate` takes."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     texts: str | list[str] = Field(description="One text, or several.")
-    n_best: int = Field(1, ge=1, description="Translations of each text.")
+    n_best: Annotated[int, BeforeValidator(_whole)] = Field(
+        1, ge=1, description="Translations of each text."
+    )
     alignments: bool = Field(False, description="Whether to say which word became which.")
 
 
@@ -100,7 +107,7 @@ class Answer(BaseModel):
 class LookBody(BaseModel):
     """What `POST /attention` takes."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     text: str = Field(description="The source.")
     translation: str | None = Field(
@@ -190,9 +197,11 @@ def make_app(
     app.add_middleware(_Guard, limits=limits, api_key=api_key)
     app.add_middleware(_Count, numbers=numbers)  # around the other: what is refused counts
     _tell_errors_as_json(app)
+    _tell_limits(app, limits)
     add_page(app)
+    refusals = [400, *([401] if api_key else []), 408, 413, 422, 429, 500, 503, 504]
     post: dict[str, Any] = {
-        "responses": {code: {"model": Error} for code in (401, 408, 413, 422, 429, 500, 503, 504)},
+        "responses": {code: {"model": Error} for code in refusals},
         # The key has been checked; this tells of it in the interface.
         "dependencies": [Depends(HTTPBearer(auto_error=False))] if api_key else [],
     }
@@ -250,7 +259,7 @@ def make_app(
             raise HTTPException(503, "no process that translates is left")
         return {"status": "ok"}
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Numbers for Prometheus."""
         return Response(generate_latest(numbers.registry), media_type=CONTENT_TYPE_LATEST)
@@ -367,7 +376,41 @@ def _tell_errors_as_json(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        return JSONResponse({"error": f"{place}: {first['msg']}"}, 422)
+        line = " ".join(f"{place}: {first['msg']}".split())  # a client's name may be of several
+        return JSONResponse({"error": line}, 422)
+
+    @app.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": "the service failed; the log says why"}, 500)
+
+
+def _tell_limits(app: FastAPI, limits: Limits) -> None:
+    """Has the interface say what a request may hold at most, which is refused by hand."""
+    untold = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        told = untold()
+        for name in ("Body", "LookBody"):
+            properties = told["components"]["schemas"][name]["properties"]
+            for schema in properties.values():
+                _limit(schema, limits)
+        properties = told["components"]["schemas"]["Body"]["properties"]
+        properties["n_best"]["maximum"] = limits.n_best
+        return told
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _limit(schema: dict[str, Any], limits: Limits) -> None:
+    """Writes into the schema of a text, or of several, how much it may be."""
+    kind = schema.get("type")
+    if kind == "string":
+        schema["maxLength"] = limits.characters
+    if kind == "array":
+        schema["maxItems"] = limits.texts
+        _limit(schema["items"], limits)
+    for choice in schema.get("anyOf", []):
+        _limit(choice, limits)
 
 
 class _Count:

@@ -1,8 +1,10 @@
 """Requests that arrive together are translated together.
 
-Texts wait in a line. A worker takes the first one and whatever else waits that wants the same
-settings, up to a budget of tokens; where there is room left, it waits a moment for more. A text
-whose time is over, or that no one waits for any more, leaves the line untranslated.
+Texts wait in a line. A worker takes the first one and those behind it that want the same settings
+and are nearest to it in length, up to a budget of tokens, pads counted; where there is room left,
+it waits a moment for more. A text whose time is over, or that no one waits for any more, leaves the
+line untranslated. The line is no longer than what is translated in the time that a text has, as
+full batches went of late.
 """
 
 import contextlib
@@ -22,6 +24,14 @@ Translate = Callable[[list[str], Any], Sequence[Any]]
 
 # So many workers may die at a text. It may be what they die of, and must not take all of them.
 DEATHS = 2
+
+# Of the time that a text has, so much may be spent by what waits before it: the rest is for what
+# is translated already, and for texts that take longer than others.
+WAITED = 0.75
+
+# How far behind the first one texts of like length are looked for, in budgets. Further, and those
+# that are like no other would be passed by too often.
+LOOKED_THROUGH = 4
 
 
 class Overloaded(Exception):
@@ -52,7 +62,8 @@ class Batcher:
     Args:
         workers: what translates, a function for each device; each runs in a thread of its own. One
             that raises `ChildProcessError` is not asked again, and what it was at is another's.
-        tokens_per_batch: most source tokens translated at a time. A longer text goes alone.
+        tokens_per_batch: most source tokens translated at a time, with the pads that make texts
+            as long as the longest. A longer text goes alone.
         tokens_waiting: most source tokens in the line.
         wait_seconds: how long a worker with room left waits for more.
         on_batch: called with the number of texts and tokens of each batch, and its seconds.
@@ -73,6 +84,7 @@ class Batcher:
         self._wait_seconds, self._on_batch, self._on_end = wait_seconds, on_batch, on_end
         self._line: OrderedDict[Future, _Waiting] = OrderedDict()
         self._tokens = 0
+        self._token_seconds = 0.0  # of a full batch, of late; 0 until there was one
         self._working = len(workers)
         self._closed = False
         self._changed = threading.Condition()
@@ -119,7 +131,7 @@ class Batcher:
         with self._changed:
             if self._closed or not self._working:
                 raise NoOneWorks
-            if self._tokens + sum(tokens) > self.tokens_waiting:
+            if self._tokens + sum(tokens) > self._room(seconds):
                 raise Overloaded
             self._enter(new)
         return [one.answer for one in new]
@@ -131,6 +143,13 @@ class Batcher:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+
+    def _room(self, seconds: float) -> float:
+        """Tokens that may be in the line. One who finds it empty is taken whatever the pace."""
+        if not self._tokens or not self._token_seconds:
+            return self.tokens_waiting
+        in_time = WAITED * seconds * self._working / self._token_seconds
+        return min(self.tokens_waiting, in_time)
 
     def _enter(self, new: list[_Waiting], first: bool = False) -> None:
         """Lets texts into the line, at its end or in front of the others."""
@@ -168,10 +187,19 @@ class Batcher:
     def _translate(self, batch: list[_Waiting], translate: Translate) -> None:
         began = time.monotonic()
         found = translate([one.text for one in batch], batch[0].settings)
+        seconds = time.monotonic() - began
+        tokens = sum(one.tokens for one in batch)
+        self._learn_pace(tokens, seconds)
         for one, translation in list(zip(batch, found, strict=True)):
             _settle(one.answer, translation)
-        tokens = sum(one.tokens for one in batch)
-        self._on_batch(len(batch), tokens, time.monotonic() - began)
+        self._on_batch(len(batch), tokens, seconds)
+
+    def _learn_pace(self, tokens: int, seconds: float) -> None:
+        """Of full batches: in a small one each token takes longer, and none is when many wait."""
+        if 2 * tokens >= self.tokens_per_batch:
+            new = seconds / tokens
+            old = self._token_seconds or new
+            self._token_seconds = 0.8 * old + 0.2 * new
 
     def _next_batch(self) -> list[_Waiting]:
         """What to translate next; nothing when the line is closed and empty."""
@@ -191,21 +219,32 @@ class Batcher:
                     return batch
 
     def _take(self) -> list[_Waiting]:
-        """The first of the line, and all behind it that go with it; the others stay in order."""
+        """The first of the line, and what goes with it; the others stay in order."""
         now = time.monotonic()
-        taken: list[_Waiting] = []
+        near: list[_Waiting] = []
         tokens = 0
         for one in list(self._line.values()):
             if now > one.deadline:
                 _settle(one.answer, TimeIsOver())  # and it is forgotten
-                continue
-            if not taken or (
-                one.settings == taken[0].settings and tokens + one.tokens <= self.tokens_per_batch
+            elif tokens < LOOKED_THROUGH * self.tokens_per_batch and (
+                not near or one.settings == near[0].settings
             ):
-                taken.append(one)
+                near.append(one)
                 tokens += one.tokens
+        taken = self._of_like_length(near)
         for one in taken:
             self._forget(one.answer)
+        return taken
+
+    def _of_like_length(self, near: list[_Waiting]) -> list[_Waiting]:
+        """The first, and those nearest to it in length: few pads, and about as many steps."""
+        taken: list[_Waiting] = []
+        longest = 0
+        for one in sorted(near, key=lambda one: abs(one.tokens - near[0].tokens)):
+            longest_then = max(longest, one.tokens)
+            if not taken or longest_then * (len(taken) + 1) <= self.tokens_per_batch:
+                taken.append(one)
+                longest = longest_then
         return taken
 
     def _put_back(self, batch: list[_Waiting]) -> None:

@@ -13,72 +13,13 @@ import pytest
 pytest.importorskip("fastapi")
 
 import httpx
-import uvicorn
+from stand_in import Upper, served
 
-from keras_aiayn.serve.app import Limits, make_app
-from keras_aiayn.translator import Translation
+from keras_aiayn.serve.app import Limits
 
 pytestmark = pytest.mark.backend_free
 
 JSON = {"Content-Type": "application/json"}
-LIMITS = Limits(bytes=5_000, texts=8, tokens=40, characters=300, n_best=3, seconds=2.0)
-
-
-class Upper:
-    """Stands in for a translator: upper case, after a while, and when the gate is open."""
-
-    def __init__(self, seconds=0.0):
-        self.seconds, self.began, self.texts = seconds, False, []
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def __call__(self, texts, asked):
-        self.began = True
-        self.gate.wait()
-        time.sleep(self.seconds)
-        self.texts += texts
-        if "fail" in texts:
-            raise RuntimeError("it broke")
-        others = [Translation("other", score=-2.0)] * (asked.n_best - 1)
-        return [
-            Translation(text.upper(), score=-1.0, alternatives=others, alignment=[(0, 0)])
-            for text in texts
-        ]
-
-
-def words(text):
-    return len(text.split()) + 1
-
-
-@contextlib.contextmanager
-def served(upper, **options):
-    """The application behind a real server: its address."""
-    app = make_app(
-        [upper],
-        **{
-            "count_tokens": words,
-            "count_target_tokens": words,
-            "limits": LIMITS,
-            "wait_seconds": 0.005,
-        }
-        | options,
-    )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    config = uvicorn.Config(
-        app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=5
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield server, port
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +55,10 @@ def test_one_text_or_many(service):
         ({"texts": 3}, 422, "texts"),
         ({"texts": ["a"], "beam": 2}, 422, "beam"),
         ({"texts": "a", "n_best": 0}, 422, "n_best"),
+        ({"texts": "a", "n_best": "1"}, 422, "n_best"),
+        ({"texts": "a", "alignments": "yes"}, 422, "alignments"),
+        ({"texts": "a", "two\nlines": 1}, 422, "two lines"),
+        ({"texts": "a", "\ud800": 1}, 422, "unicode"),
         ({"texts": "a", "n_best": 9}, 422, "at most 3"),
         ({"texts": ["a"] * 9}, 413, "at most 8"),
         ({"texts": "a " * 50}, 413, "51 tokens; at most 40"),
@@ -132,6 +77,8 @@ def test_what_cannot_be_is_refused_in_json(service, body, status, word):
 def test_what_is_no_json_and_no_path_is_refused_in_json(service):
     assert service.post("/translate", content=b"{", headers=JSON).status_code == 422
     assert service.post("/translate", content=b'{"texts": "\xff"}', headers=JSON).status_code == 400
+    deep = service.post("/translate", content=b'{"texts": ' + b"[" * 4_000, headers=JSON)
+    assert deep.status_code in (400, 422) and error_of(deep)
     assert error_of(service.get("/nothing")) == "Not Found"
     assert service.get("/translate").status_code == 405
 
@@ -150,6 +97,28 @@ def test_health_metrics_and_the_interface(service):
     assert 'aiayn_requests_total{path="/translate",status="200"}' in text
     paths = service.get("/openapi.json").json()["paths"]
     assert set(paths) == {"/translate", "/attention", "/health", "/metrics"}
+
+
+def test_the_interface_tells_the_limits_and_a_key_where_there_is_one(service):
+    told = service.get("/openapi.json").json()
+    body = told["components"]["schemas"]["Body"]["properties"]
+    text = {"type": "string", "maxLength": 300}
+    assert body["texts"]["anyOf"] == [text, {"type": "array", "items": text, "maxItems": 8}]
+    assert body["n_best"]["maximum"] == 3
+    assert "401" not in told["paths"]["/translate"]["post"]["responses"]
+    with served(Upper(), api_key="secret") as (_, port):
+        told = httpx.get(f"http://127.0.0.1:{port}/openapi.json").json()
+    for path in ("/translate", "/attention"):
+        assert "401" in told["paths"][path]["post"]["responses"]
+
+
+def test_what_no_one_foresaw_is_json_too():
+    def broken(text):
+        raise ValueError("no one foresaw it")
+
+    with served(Upper(), count_tokens=broken) as (_, port):
+        answer = httpx.post(f"http://127.0.0.1:{port}/translate", json={"texts": "a"})
+        assert answer.status_code == 500 and "the log says why" in error_of(answer)
 
 
 def test_a_key_is_asked_for():
@@ -210,6 +179,38 @@ def test_a_client_that_hangs_up_or_dawdles_harms_no_one():
             assert status == 408 and "in time" in error
         url = f"http://127.0.0.1:{port}/translate"
         assert httpx.post(url, json={"texts": "a"}).status_code == 200
+
+
+def test_bad_clients_among_others_harm_no_one():
+    head = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    body = b'{"texts": "gone"}'
+    whole = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with_length = head + b"Content-Length: 10000000\r\n\r\n" + b" " * 10_000_000
+    in_chunks = head + b"Transfer-Encoding: chunked\r\n\r\n"
+    in_chunks += (b"f4240\r\n" + b" " * 1_000_000 + b"\r\n") * 10 + b"0\r\n\r\n"
+
+    def send(content):  # and hang up
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=10) as bad,
+            contextlib.suppress(OSError),
+        ):
+            bad.sendall(content)
+
+    with served(Upper(seconds=0.01), limits=Limits(seconds=5)) as (_, port):
+        kinds = [whole, whole[:-5], with_length, in_chunks]
+        threads = [threading.Thread(target=send, args=(kind,)) for kind in kinds * 3]
+        for thread in threads:
+            thread.start()
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            for number in range(20):
+                answer = client.post("/translate", json={"texts": f"text {number}"})
+                assert answer.json()["translations"][0][0]["text"] == f"TEXT {number}"
+            for thread in threads:
+                thread.join()
+            deadline = time.monotonic() + 5  # the last of them may still be read
+            while 'status="413"} 6.0' not in (numbers := client.get("/metrics").text):
+                assert time.monotonic() < deadline, numbers
+    assert 'status="500"' not in numbers and "aiayn_waiting_tokens 0.0" in numbers
 
 
 def test_a_body_that_trickles_in_has_no_more_time_than_another():

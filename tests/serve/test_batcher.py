@@ -74,6 +74,29 @@ def test_only_equal_settings_go_together_and_the_first_come_first(upper, batcher
     assert [texts for texts, _ in upper.batches[1:]] == [["a", "c"], ["b", "d"]]
 
 
+def test_those_nearest_in_length_go_together_and_the_first_in_any_case(upper, batcher):
+    held(upper, batcher)
+    lengths = {"a": 2, "b": 9, "c": 3, "d": 8, "e": 2}
+    answers = [submit(batcher, text, tokens, 0, 60) for text, tokens in lengths.items()]
+    upper.gate.set()
+    assert [one.result(5) for one in answers] == [f"0:{text.upper()}" for text in lengths]
+    assert [texts for texts, _ in upper.batches[1:]] == [["a", "e", "c"], ["b"], ["d"]]
+
+
+def test_a_text_like_no_other_is_not_passed_by_for_long(upper):
+    batcher = Batcher([upper], tokens_per_batch=10, tokens_waiting=10**6, wait_seconds=0.0)
+    held(upper, batcher)
+    before = [submit(batcher, f"short {i}", 1, 0, 60) for i in range(15)]
+    rare = submit(batcher, "rare", 10, 0, 60)
+    behind = [submit(batcher, f"short {i}", 1, 0, 60) for i in range(15, 200)]
+    upper.gate.set()
+    assert {one.result(5)[:7] for one in (*before, *behind)} == {"0:SHORT"}
+    assert rare.result(5) == "0:RARE"
+    place = [texts for texts, _ in upper.batches].index(["rare"])
+    assert place <= 3  # after those before it
+    batcher.close()
+
+
 def test_a_long_text_goes_alone_and_a_full_line_refuses(upper, batcher):
     held(upper, batcher)
     long = submit(batcher, "long", 30, 0, 60)
@@ -134,6 +157,37 @@ def test_an_error_reaches_those_it_concerns_and_the_worker_goes_on(upper, batche
         with pytest.raises(ValueError, match="bad"):
             one.result(5)
     assert answers[2].result(5) == "0:AFTER"
+
+
+def test_no_more_is_let_in_than_is_translated_in_time():
+    def slowly(texts, settings):
+        time.sleep(0.05)
+        return texts
+
+    batcher = Batcher([slowly], tokens_per_batch=10, tokens_waiting=10**6, wait_seconds=0.0)
+    submit(batcher, "the pace is known", 10, 0, 60).result(5)
+    answers = []
+    with pytest.raises(Overloaded):
+        while True:
+            answers.append(submit(batcher, f"t{len(answers)}", 10, 0, 2.0))
+    assert 10 < len(answers) < 40
+    assert [one.result(5) for one in answers] == [f"t{i}" for i in range(len(answers))]
+    (whatever,) = batcher.submit(["alone"], [10**5], 0, 0.2)  # the line is empty: it may try
+    assert whatever.result(5) == "alone"
+    batcher.close()
+
+
+def test_small_batches_say_nothing_of_the_pace():
+    def slowly(texts, settings):
+        time.sleep(0.05)
+        return texts
+
+    batcher = Batcher([slowly], tokens_per_batch=1_000, wait_seconds=0.0)
+    for _ in range(3):
+        submit(batcher, "alone", 10, 0, 60).result(5)
+    answers = [submit(batcher, "many", 10, 0, 1.0) for _ in range(500)]
+    assert {one.result(5) for one in answers} == {"many"}
+    batcher.close()
 
 
 @pytest.mark.parametrize("outcome", [["one too few"], SystemExit("no"), None])
@@ -229,4 +283,4 @@ def test_each_gets_its_own_answer_on_several_workers(texts):
     assert batcher.waiting == 0
     sizes = {f"t{i}": n for i, (n, _) in enumerate(texts)}
     for batch, _ in sum((upper.batches for upper in uppers), []):
-        assert len(batch) == 1 or sum(sizes[text] for text in batch) <= 32
+        assert len(batch) == 1 or len(batch) * max(sizes[text] for text in batch) <= 32
