@@ -99,7 +99,9 @@ class Printer:
 
     def __init__(self) -> None:
         os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+        # Without these it complains of graphics and of a bus that printing does not need.
         os.environ.setdefault("QTWEBENGINE_CHROMIUM_FLAGS", "--disable-gpu --log-level=3")
+        os.environ.setdefault("QT_LOGGING_RULES", "*=false")
         if hasattr(os, "geteuid") and os.geteuid() == 0:
             os.environ.setdefault("QTWEBENGINE_DISABLE_SANDBOX", "1")  # Chromium has none for root
         from PyQt6.QtCore import QEventLoop
