@@ -167,6 +167,7 @@ def finish(output: Path, chapters: dict[str, str], begins: dict[str, int]) -> No
         writer.add_outline_item(title=title, page_number=begins[name] - 1)
     writer.add_metadata({"/Title": "Attention Is All You Need, annotated by code that runs"})
     writer.write(output)
+    output.chmod(0o644)  # the browser lets its user alone read it
 
 
 def main() -> None:

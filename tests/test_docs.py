@@ -132,6 +132,29 @@ def test_a_notebook_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
     run_programs(notebooks.read(REPOSITORY / "notebooks" / name), name)
 
 
+# The PDF
+
+
+@pytest.mark.backend_free
+def test_chapters_become_one_page_whose_links_stay_in_it():
+    pdf = module("docs/pdf.py")
+    assert [f"paper/{name}.md" for name in sorted(pdf.chapter_names())] == [
+        page for page in PAGES if page.startswith("paper/")
+    ]
+    text = (
+        '<article class="a"><h1 id="t">T<a class="headerlink" href="#t">&para;</a></h1>'
+        '<p><a href="../notebooks/a.ipynb">Open as a notebook</a><a href="#t">1</a>'
+        '<a href="b.html">2</a><a href="b.html#t">3</a><a href="https://c.d">4</a>'
+        '<a class="source" href="../source/e.html">5</a></p></article>'
+    )
+    assert pdf.chapter(text, "a", ["a", "b"]) == (
+        '<article id="a" class="md-typeset"><h1 id="a-t">T</h1>'
+        '<p><a href="#a-t">1</a><a href="#b">2</a><a href="#b-t">3</a><a href="https://c.d">4</a>'
+        '<span class="source">5</span></p></article>'
+    )
+    assert '<a href="#b">T</a><span>7</span>' in pdf.book({"a": text, "b": text}, {"b": 7})
+
+
 # Commands
 
 
