@@ -13,7 +13,7 @@ INPUTS = pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint format docs pictures clean
+.PHONY: help demo test test-all lint format docs docs-pdf notebooks pictures clean
 
 help:
 	@echo "make demo [BACKEND=tensorflow|jax|torch]   train a small translator on made data and try it"
@@ -22,6 +22,8 @@ help:
 	@echo "make lint                                  format, lint and types, without changing a file"
 	@echo "make format                                format the code and mend what can be mended"
 	@echo "make docs                                  build the site into site/"
+	@echo "make docs-pdf                              print its annotated paper into site/keras-aiayn.pdf"
+	@echo "make notebooks                             make notebooks/ of the pages again"
 	@echo "make pictures [BACKEND=...]                draw the pictures of the site again"
 	@echo "make clean                                 remove environments, caches and builds"
 	@echo "PYTHON=python3.12 before or after any of them chooses the interpreter (3.11 to 3.13)."
@@ -49,6 +51,9 @@ endef
 
 .venv-docs/.installed: $(INPUTS)
 	$(call environment,.venv-docs,docs)
+
+.venv-pdf/.installed: $(INPUTS)
+	$(call environment,.venv-pdf,pdf)
 
 # Kept between runs, though a pattern made them.
 .PRECIOUS: .venv-%/.installed
@@ -98,6 +103,15 @@ format: .venv/.installed
 docs: .venv-docs/.installed
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 	@echo "make docs: site/index.html"
+
+docs-pdf: docs .venv-pdf/.installed
+	@.venv-pdf/bin/python docs/pdf.py
+	@echo "make docs-pdf: site/keras-aiayn.pdf"
+
+notebooks:
+	@$(CHECK_PYTHON)
+	@$(PYTHON) docs/notebooks.py
+	@echo "make notebooks: notebooks/ is what the pages give"
 
 pictures: .venv-$(BACKEND)/.installed
 	$(RUN) docs/pictures.py

@@ -8,8 +8,8 @@ In a page
 
 stand for that object's code without its docstring, for the docstring alone, and for the section
 of that file. All are read when the site is built, so they cannot drift from what they show.
-A link to a file outside of `docs` leads to a page that shows it. Formulas become MathML, which
-browsers draw by themselves.
+A link to a file outside of `docs` leads to a page that shows it, one to a notebook to the notebook.
+Formulas become MathML, which browsers draw by themselves.
 """
 
 import ast
@@ -25,6 +25,7 @@ REPOSITORY = Path(__file__).parent.parent
 # Written by the programs that measure, so it may not be there yet.
 MAY_BE_MISSING = ("benchmarks/RESULTS.md",)
 SHOWN = "source"  # the folder of the pages that show files of the repository
+NOTEBOOKS = "notebooks"  # their folder, in the repository and in the site
 LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml"}
 
 # What a browser would fetch from elsewhere as it shows a page.
@@ -44,9 +45,12 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds a page for every file of the repository that a page links to, and theirs in turn."""
+    """Adds the notebooks, and a page for every file that a page links to, and theirs in turn."""
     from mkdocs.structure.files import File
 
+    for notebook in sorted((REPOSITORY / NOTEBOOKS).glob("*.ipynb")):
+        uri, content = f"{NOTEBOOKS}/{notebook.name}", notebook.read_text("utf-8")
+        files.append(File.generated(config, uri, content=content))
     pages = [file.src_uri for file in files if file.src_uri.endswith(".md")]
     texts = [expand((Path(config.docs_dir) / page).read_text("utf-8"), page) for page in pages]
     added = set()
@@ -90,24 +94,26 @@ def _mathml(found: re.Match) -> str:
     return f'<div class="formula">{convert(formula, display="block")}</div>'
 
 
-def expand(markdown: str, page: str) -> str:
+def expand(markdown: str, page: str, notebook: str = "") -> str:
     """A page as it is built: its directives carried out, its links made to work in the site.
 
     Args:
         markdown: what its author wrote.
         page: its path within `docs`.
+        notebook: that it goes into instead, a path in the repository, where links shall work.
     """
-    relinked = relink(markdown, f"docs/{posixpath.dirname(page)}", page)
+    onto = notebook or page
+    relinked = relink(markdown, f"docs/{posixpath.dirname(page)}", onto)
 
     def directive(found: re.Match) -> str:
         kind, target = found.groups()
         if kind == "include":
-            return included(target, page)
+            return included(target, onto)
         if kind == "docstring":
             return docstring(target)
         path, code = source(target)
-        link = _to_repository(path, page)
-        return f"[{path}]({link}){{ .source }}\n\n```python\n{code}\n```"
+        style = "" if notebook else "{ .source }"
+        return f"[{path}]({_to_repository(path, onto)}){style}\n\n```python\n{code}\n```"
 
     return DIRECTIVE.sub(directive, relinked)
 
@@ -210,7 +216,7 @@ def relink(markdown: str, folder: str, page: str) -> str:
     Args:
         markdown: the text.
         folder: within the repository, that its links start from.
-        page: that shows it, a path within `docs`.
+        page: that shows it, a path within `docs`, or a notebook of the repository.
     """
 
     def moved(found: re.Match) -> str:
@@ -225,7 +231,12 @@ def relink(markdown: str, folder: str, page: str) -> str:
 
 def _to_repository(path: str, page: str) -> str:
     """The link from a page to a file of the repository, or to the page that shows it."""
-    within = posixpath.relpath(path, "docs") if path.startswith("docs/") else f"{SHOWN}/{path}.md"
+    if page.endswith(".ipynb"):  # stands in the repository itself
+        return posixpath.relpath(path, posixpath.dirname(page))
+    if path.startswith("docs/"):
+        within = posixpath.relpath(path, "docs")
+    else:
+        within = path if path.endswith(".ipynb") else f"{SHOWN}/{path}.md"
     return posixpath.relpath(within, posixpath.dirname(page) or ".")
 
 

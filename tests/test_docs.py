@@ -24,20 +24,24 @@ BACKEND = keras.backend.backend()
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
-FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
 # What a page may tell its reader to type beside the package's own commands; nobody runs it here.
 OTHERS = {"cd", "curl", "echo", "git", "pip", "tensorflow_model_server"}
 
 
 def module(path: str) -> ModuleType:
+    """A program of the repository, which finds those beside it, as it does when it is run."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, REPOSITORY / path)
     loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend((REPOSITORY / path).parent)
+        spec.loader.exec_module(loaded)
     return loaded
 
 
 hooks = module("docs/hooks.py")
+notebooks = module("docs/notebooks.py")
+FENCE = notebooks.FENCE
 
 
 def text_of(page: str) -> str:
@@ -70,16 +74,18 @@ def given(tmp_path, monkeypatch):
     "page", [page for page in PAGES if "python" in dict(blocks(page)) and page != "production.md"]
 )
 def test_the_programs_of_a_page_run_and_print_what_it_says(page, given):
-    """One after another. A `text` block after a program is what that program prints."""
-    found = blocks(page)
+    run_programs(notebooks.programs(text_of(page)), page)
+
+
+def run_programs(programs, name):
+    """One after another, with the names that those before it left."""
     names = {"__name__": "page"}
-    for (kind, code), (next_kind, expected) in zip(found, [*found[1:], ("", "")], strict=True):
-        if kind == "python":
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                exec(compile(code, f"{page}: {code.splitlines()[0]}", "exec"), names)
-            if next_kind == "text":
-                assert printed.getvalue() == expected
+    for code, expected in programs:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, f"{name}: {code.splitlines()[0]}", "exec"), names)
+        if expected is not None:
+            assert printed.getvalue() == expected
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="only TensorFlow writes a SavedModel")
@@ -90,6 +96,63 @@ def test_the_program_for_a_saved_model_runs(given, tmp_path):
     saved_model.export(given, tmp_path / "folder")
     (code,) = (code for kind, code in blocks("production.md") if kind == "python")
     exec(compile(code, "production.md", "exec"), {})
+
+
+# Notebooks
+
+NOTEBOOKS = sorted(path.name for path in (REPOSITORY / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.backend_free
+def test_the_notebooks_are_what_their_pages_give():
+    """`make notebooks` makes them so."""
+    made = notebooks.made()
+    assert NOTEBOOKS == sorted(made)
+    for name, text in made.items():
+        assert (REPOSITORY / "notebooks" / name).read_text(encoding="utf-8") == text, name
+
+
+@pytest.mark.backend_free
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_has_the_programs_of_its_page_which_links_to_it(name):
+    (page,) = [page for page in PAGES if f"/notebooks/{name})" in text_of(page)]
+    own = [(code.strip("\n"), out) for code, out in notebooks.programs(text_of(page))]
+    assert len(own) == [kind for kind, _ in blocks(page)].count("python")
+    cells = notebooks.read(REPOSITORY / "notebooks" / name)
+    assert [cell for cell in cells if cell in own] == own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs_from_top_to_bottom(name, tmp_path, monkeypatch):
+    """In an empty folder: it brings what it needs beside the package."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "parsing", raising=False)
+    run_programs(notebooks.read(REPOSITORY / "notebooks" / name), name)
+
+
+# The PDF
+
+
+@pytest.mark.backend_free
+def test_chapters_become_one_page_whose_links_stay_in_it():
+    pdf = module("docs/pdf.py")
+    assert [f"paper/{name}.md" for name in sorted(pdf.chapter_names())] == [
+        page for page in PAGES if page.startswith("paper/")
+    ]
+    text = (
+        '<article class="a"><h1 id="t">T<a class="headerlink" href="#t">&para;</a></h1>'
+        '<p><a href="../notebooks/a.ipynb">Open as a notebook</a><a href="#t">1</a>'
+        '<a href="b.html">2</a><a href="b.html#t">3</a><a href="https://c.d">4</a>'
+        '<a class="source" href="../source/e.html">5</a></p></article>'
+    )
+    assert pdf.chapter(text, "a", ["a", "b"]) == (
+        '<article id="a" class="md-typeset"><h1 id="a-t">T</h1>'
+        '<p><a href="#a-t">1</a><a href="#b">2</a><a href="#b-t">3</a><a href="https://c.d">4</a>'
+        '<span class="source">5</span></p></article>'
+    )
+    assert '<a href="#b">T</a><span>7</span>' in pdf.book({"a": text, "b": text}, {"b": 7})
 
 
 # Commands
