@@ -164,7 +164,7 @@ class KerasHub(InBatches):
     def _search(self, sources: Any, *, beam: int, longest: int) -> Any:
         """A step function of a row for each beam, as KerasHub's sampler wants it."""
         import keras_hub
-        from keras import ops
+        from keras import ops, tree
 
         from keras_aiayn import masking
 
@@ -176,6 +176,8 @@ class KerasHub(InBatches):
 
         def step(prompt: Any, cache: Any, index: Any) -> Any:
             blocks, mask = cache
+            if rows == 1:  # its beams are views of one sentence, which PyTorch does not write to
+                blocks = tree.map_structure(ops.copy, blocks)
             now = index - 1
             tokens = ops.slice(prompt, (0, now), (prompt.shape[0], 1))
             hidden, blocks = model.decode(
