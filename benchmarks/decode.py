@@ -304,7 +304,7 @@ def main() -> None:
             for beam in options.beam or (4, 1):
                 # One sentence at a time takes longer, and needs fewer to be told.
                 wanted = max(16, options.sentences // (8 if size == 1 else 1))
-                drawn = lines[:: max(1, len(lines) // wanted)][:wanted]
+                drawn = workers.evenly(lines, wanted)
                 rows += compare(running, drawn, size, beam, options.rounds)
         for worker in running.values():
             worker.close()

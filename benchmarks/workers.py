@@ -54,8 +54,7 @@ class Worker:
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
 
 def serve(handle: Callable[..., Any]) -> None:
@@ -89,6 +88,11 @@ def anonymous_mb() -> float:
 def median_ratio(ours: list[float], theirs: list[float]) -> float:
     """The median of the ratios of the pairs."""
     return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+
+
+def evenly(items: list[Any], number: int) -> list[Any]:
+    """So many of them, or all that there are, drawn at even distances."""
+    return items[:: max(1, len(items) // number)][:number]
 
 
 def table(header: list[str], rows: list[list[Any]]) -> str:

@@ -1,6 +1,9 @@
 """The graphs for ONNX give the numbers of the model, and a search over them its translations."""
 
+import importlib.util
+import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -9,10 +12,15 @@ import pytest
 from keras_aiayn import Transformer, Translator
 from keras_aiayn.data import tokenizer as tokenizers
 from keras_aiayn.interop import onnx as ours
-from keras_aiayn.special_ids import BOS, EOS, PAD
+from keras_aiayn.special_ids import EOS, PAD
 
 pytest.importorskip("onnxscript")
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_search.py"
+spec = importlib.util.spec_from_file_location("onnx_search", EXAMPLE)
+example = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(example)
 
 BACKEND = keras.backend.backend()
 on_torch = pytest.mark.skipif(BACKEND != "torch", reason="only PyTorch writes ONNX")
@@ -28,9 +36,9 @@ KINDS = [
 ]
 
 
-def make(seed=1, **options):
+def make(seed=1, tokenizer=None, **options):
     """A translator whose outputs end now and then, with weights as after training."""
-    tokenizer = tokenizers.ByteTokenizer()
+    tokenizer = tokenizer or tokenizers.ByteTokenizer()
     model = Transformer(tokenizer.vocabulary_size, **SIZES | options, seed=seed)
     rng = np.random.default_rng(seed)
     for weight in model.trainable_variables:  # the same on every backend
@@ -39,68 +47,6 @@ def make(seed=1, **options):
             values[(slice(None), EOS) if "reverse" in weight.path else EOS] *= 4
         weight.assign(values)
     return Translator(model, tokenizer)
-
-
-class Engine:
-    """A folder in ONNX Runtime, with one thread."""
-
-    def __init__(self, folder):
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        self.encoder, self.decoder = (
-            onnxruntime.InferenceSession(folder / f"{name}.onnx", options)
-            for name in ("encoder", "decoder")
-        )
-
-    def begin(self, source_ids):
-        """What every step is given of the source, and an empty cache."""
-        keys, values = self.encoder.run(None, {"source_ids": source_ids})
-        source = {"source_ids": source_ids, "memory_keys": keys, "memory_values": values}
-        return source, (keys[:, :, :, :0], values[:, :, :, :0])
-
-    def step(self, token_ids, source, cache):
-        """Logits, and the cache."""
-        past = dict(zip(("past_keys", "past_values"), cache, strict=True))
-        logits, *cache = self.decoder.run(None, {"token_ids": token_ids, **source, **past})
-        return logits, cache
-
-
-def log_softmax(logits):
-    shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-
-
-def search(engine, source_ids, beams, alpha, longest):
-    """Section 6.1 for one sentence, without a stop: the ids of the best output."""
-    source, cache = engine.begin(np.array([source_ids], "int64"))
-    alive, finished = [(0.0, [])], []
-
-    def normalized(one):
-        return one[0] / ((5 + len(one[1])) / 6) ** alpha
-
-    for _ in range(longest):
-        newest = np.array([[ids[-1] if ids else BOS] for _, ids in alive], "int64")
-        wide = {
-            name: np.repeat(x, len(alive), axis=0 if name == "source_ids" else 1)
-            for name, x in source.items()
-        }
-        logits, cache = engine.step(newest, wide, cache)
-        scores = log_softmax(logits[:, -1])
-        scores[:, [PAD, BOS]] = -np.inf
-        scores += [[score] for score, _ in alive]
-        best = np.argsort(-scores, axis=None)[: 1 if beams == 1 else 2 * beams]
-        found = [
-            (scores.flat[i], alive[i // scores.shape[1]][1] + [int(i) % scores.shape[1]])
-            for i in best
-        ]
-        finished += [one for one in found if one[1][-1] == EOS]
-        kept = [i for i, one in zip(best, found, strict=True) if one[1][-1] != EOS][:beams]
-        alive = [one for one in found if one[1][-1] != EOS][:beams]
-        if not alive:
-            break
-        parents = np.array(kept) // scores.shape[1]
-        cache = [np.take(x, parents, axis=1) for x in cache]
-    return max(finished or alive, key=normalized)[1]
 
 
 @pytest.fixture(
@@ -112,7 +58,7 @@ def exported(request, tmp_path_factory):
     translator = make(**KINDS[request.param])
     ours.export(translator, folder)
     assert {path.name for path in folder.iterdir()} > {"encoder.onnx", "decoder.onnx"}
-    return translator.as_dtype("float32"), Engine(folder)
+    return translator.as_dtype("float32"), example.Engine(folder, threads=1)
 
 
 @on_torch
@@ -156,8 +102,29 @@ def test_a_search_over_the_graphs_gives_our_translations(exported, beams):
         LINES, beam_size=beams, length_penalty=0.6, max_length=30, details=True
     )
     for ids, one in zip(translator.source_tokenizer.encode(LINES), expected, strict=True):
-        found = search(engine, [*ids, EOS], beams, alpha=0.6, longest=30)
+        found = example.search(engine, [*ids, EOS], beams, alpha=0.6, longest=30)
         assert found == one.token_ids
+
+
+@on_torch
+def test_where_keras_is_not_the_example_translates_lines(tmp_path):
+    words = "one two three four five six seven dogs run".split()
+    translator = make(tokenizer=tokenizers.SentencePieceTokenizer.learn(words * 9, 300))
+    ours.export(translator, tmp_path / "folder")
+    lines = ["two dogs run", "", "one\u2028two ", " ", "five"]
+    program = (
+        "import runpy, sys; sys.modules |= dict.fromkeys(['keras', 'keras_aiayn', 'torch']); "
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, EXAMPLE, tmp_path / "folder", "--beam", "2"],
+        input="\n".join(lines).encode() + b"\r\n",
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    expected = translator.translate(lines, beam_size=2)
+    assert done.stdout.decode() == "".join(text + "\n" for text in expected)
+    assert sum(map(bool, expected)) == 3
 
 
 @pytest.mark.works("export of its `.keras` to ONNX")
@@ -172,7 +139,8 @@ def test_a_file_of_this_backend_is_exported_by_the_command(tmp_path, run_cli):
     assert done.err.endswith("exported: folder\n")
     ids = [*translator.source_tokenizer.encode(LINES[1:2])[0], EOS]
     (expected,) = translator.translate(LINES[1:2], beam_size=1, max_length=9, details=True)
-    assert search(Engine(tmp_path / "folder"), ids, 1, 0, 9) == expected.token_ids
+    engine = example.Engine(tmp_path / "folder", threads=1)
+    assert example.search(engine, ids, 1, 0, 9) == expected.token_ids
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="PyTorch can")

@@ -5,6 +5,9 @@ import json
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -168,14 +171,20 @@ def check(translator, found, **settings):
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """Every kind, its translator, and what another process made of its folder."""
+def folders(tmp_path_factory):
+    """Every kind: its folder and its translator."""
     folder = tmp_path_factory.mktemp("saved_models")
     made = {name: (folder / name, make(name)) for name in MADE}
     for name, (path, translator) in made.items():
         saved_model.export(translator, path, **SETTINGS.get(name, {}))
-    found = load_elsewhere(made)
-    return {name: (translator, found[name]) for name, (_, translator) in made.items()}
+    return made
+
+
+@pytest.fixture(scope="module")
+def exported(folders):
+    """Every kind: its translator, and what another process made of its folder."""
+    found = load_elsewhere(folders)
+    return {name: (translator, found[name]) for name, (_, translator) in folders.items()}
 
 
 @pytest.mark.works("a SavedModel, written on it")
@@ -193,6 +202,74 @@ def test_outputs_end_some_sources_are_cut_and_no_operation_is_of_xla(exported):
     longest = np.array([len(np.nonzero(row)[0]) for row in sources(translator)])
     assert longest.max() > 12 and np.array(found["texts"]["hit_limit"])[longest > 12].all()
     assert not [name for _, one in exported.values() for name in one["operations"] if "Xla" in name]
+
+
+SERVER = Path(__file__).parents[2] / "examples" / "serve" / "saved_model.py"
+SERVE = """
+import runpy, sys
+sys.modules["keras_aiayn"] = None  # as if it were not installed
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def served(folders):
+    """The example's process: where it answers, and the translator whose folder it serves."""
+    folder, translator = folders["sentencepiece"]
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            SERVE,
+            SERVER,
+            folder,
+            "--name",
+            "ours",
+            "--port",
+            "0",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        yield process.stdout.readline().strip(), translator
+        process.terminate()
+
+
+def post(address, body):
+    """Status and content of an answer."""
+    try:
+        with urllib.request.urlopen(address, body, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+@on_tensorflow
+def test_without_this_package_the_example_serves_the_translations(served):
+    address, translator = served
+    assert address.endswith("/v1/models/ours:predict")
+    expected = translator.translate(TEXTS, details=True)
+    status, content = post(address, json.dumps({"instances": TEXTS}).encode())
+    assert status == 200
+    for one, found in zip(expected, content["predictions"], strict=True):
+        assert (found["translations"], found["hit_limit"]) == (one.text, one.hit_limit)
+        assert found["scores"] == pytest.approx(one.score, abs=1e-4)
+    bad = [
+        b"", b"no", b"[]", b"{}", b'{"instances": "one"}', b'{"instances": []}', b"[" * 9_999,
+        b'{"instances": [1]}', b'{"instances": ["\\ud800"]}', b'{"instances": ["\xff"]}',
+        json.dumps({"instances": ["x" * 1_001]}).encode(),
+        json.dumps({"instances": ["one"] * 65}).encode(),
+    ]  # fmt: skip
+    for body in bad:
+        status, content = post(address, body)
+        assert (status, list(content)) == (400, ["error"]), body
+    assert post(address + "s", b'{"instances": ["one"]}')[0] == 404
+    assert post(address, b'{"instances": ["one"]}')[0] == 200
 
 
 @pytest.mark.works("a SavedModel of its `.keras`")
