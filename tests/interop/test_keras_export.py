@@ -101,15 +101,16 @@ def test_batches_and_lengths_of_any_size_give_the_logits_of_the_model(kind, tmp_
     _, name, runtime, load = FORMATS[kind]
     pytest.importorskip(runtime)
     model, file = make(), str(tmp_path / name)
-    batches = [batch(2, 5, 4), batch(3, 9, 7), batch(1, 1, 1)]
-    expected = [keras.ops.convert_to_numpy(model(one)) for one in batches]
+    # Of a model that was never called, Keras wants to be told its inputs for ONNX.
+    signature = [model.input] if kind == "onnx" else None
     if (kind, BACKEND) in REFUSALS:
         with pytest.raises(Exception, match=REFUSALS[kind, BACKEND]):
-            model.export(file, format=kind, verbose=False)
+            model.export(file, format=kind, verbose=False, input_signature=signature)
         pytest.skip(f"Keras refuses: {REFUSALS[kind, BACKEND]}")
-    model.export(file, format=kind, verbose=False)
+    model.export(file, format=kind, verbose=False, input_signature=signature)
     run = load(file)
-    for inputs, logits in zip(batches, expected, strict=True):
+    for inputs in (batch(3, 9, 7), batch(1, 4, 6)):
+        logits = model.predict_on_batch(inputs)
         np.testing.assert_allclose(np.asarray(run(inputs)), logits, rtol=0, atol=1e-4)
 
 
@@ -124,5 +125,5 @@ def test_given_one_size_every_backend_writes_onnx(tmp_path):
         for name, ids in inputs.items()
     }
     model.export(file, format="onnx", verbose=False, input_signature=[signature])
-    logits = keras.ops.convert_to_numpy(model(inputs))
+    logits = model.predict_on_batch(inputs)
     np.testing.assert_allclose(in_onnxruntime(file)(inputs), logits, rtol=0, atol=1e-4)
