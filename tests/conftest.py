@@ -36,7 +36,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(what_works.Table(BACKEND))
+    config.pluginmanager.register(what_works.Tables(BACKEND))
     # A suite that runs in the background ignores Ctrl-C, and so would what its tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Workers run side by side, one a core; torch would take every core in each of them.

@@ -88,14 +88,15 @@ def run_programs(programs, name):
             assert printed.getvalue() == expected
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="only TensorFlow writes a SavedModel")
-def test_the_program_for_a_saved_model_runs(given, tmp_path):
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="only TensorFlow writes these formats")
+@pytest.mark.filterwarnings("ignore")  # of Keras's exporter, about itself
+def test_the_programs_for_other_formats_run(given, tmp_path):
     pytest.importorskip("tensorflow_text")
+    pytest.importorskip("ai_edge_litert")
     from keras_aiayn.interop import saved_model
 
     saved_model.export(given, tmp_path / "folder")
-    (code,) = (code for kind, code in blocks("production.md") if kind == "python")
-    exec(compile(code, "production.md", "exec"), {})
+    run_programs(notebooks.programs(text_of("production.md")), "production.md")
 
 
 # Notebooks

@@ -164,6 +164,7 @@ def test_the_command_quantises_and_refuses_in_one_line(tmp_path, run_cli):
     np.testing.assert_array_equal(outputs(loaded), outputs(make().quantized()))
 
 
+@pytest.mark.works("`.keras` in int8", table="format")
 def test_another_backend_computes_the_same_from_our_file(tmp_path, on_another_backend):
     names = [name for name in KINDS if name != "mixed"]
     for name in names:

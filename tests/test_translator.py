@@ -125,6 +125,7 @@ def test_two_tokenizers_are_kept_apart(tokenizer, tmp_path):
 
 
 @pytest.mark.works("a `.keras` that the other two read")
+@pytest.mark.works("`.keras`", table="format")
 def test_other_backends_read_the_file_and_translate_the_same(translator, saved):
     here = keras.backend.backend()
     code = (

@@ -34,8 +34,10 @@ class SinusoidalPositionEncoding(keras.layers.Layer):
     def call(self, inputs, positions=None):
         """Adds the encodings."""
         if positions is None:
-            positions = ops.arange(ops.shape(inputs)[1], dtype="int32")
-        return inputs + ops.cast(self.encode(positions, inputs.shape[-1]), inputs.dtype)
+            # From 0 in words, which is all that jax2onnx reads.
+            positions = ops.arange(0, ops.shape(inputs)[1], dtype="int32")
+        width = int(inputs.shape[-1])  # a tensor where PyTorch is traced for an export
+        return inputs + ops.cast(self.encode(positions, width), inputs.dtype)
 
     def compute_output_shape(self, inputs_shape, positions_shape=None):
         """The shape of the inputs."""

@@ -56,6 +56,7 @@ KINDS = [
 
 
 @pytest.mark.works("export to CTranslate2")
+@pytest.mark.works("CTranslate2", table="format")
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("options", KINDS)
 def test_the_tokens_are_ours(tmp_path, options, beam_size):
