@@ -64,13 +64,12 @@ def _with_gradient(targets: Any, label_smoothing: float) -> Any:
         def gradient(*given: Any, upstream: Any = None) -> Any:
             upstream = given[0] if upstream is None else upstream  # torch names it
             of_loss, of_nll = upstream[0], upstream[1]  # (B, T)
-            return _scaled_less(
-                _powers(logits, largest),  # over the total: the softmax
-                (of_loss + of_nll) / total,
-                of_loss * share,
-                targets,
-                of_loss * rest + of_nll,
-            )
+            factor = of_loss + of_nll  # of the softmax
+            if keras.backend.backend() == "torch":  # makes it in one pass
+                made = ops.softmax(logits, axis=-1)
+            else:  # the same powers again, which TensorFlow and XLA do not make twice
+                made, factor = _powers(logits, largest), factor / total
+            return _scaled_less(made, factor, of_loss * share, targets, of_loss * rest + of_nll)
 
         return ops.stack([loss, nll, is_best]), gradient
 
