@@ -22,11 +22,12 @@ import numpy as np
 import workers
 
 LENGTH, VOCABULARY, STEPS = 32, 8_000, 12
+STEPS_FOR_PEAK = 3  # it stands from the second on
 ROWS = (32, 64, 128)
 VOCABULARIES = (8_000, 16_000, 37_000)
 
 
-def measure(rows: int, vocabulary: int, keep_freed: bool, remat: bool) -> None:
+def measure(rows: int, vocabulary: int, keep_freed: bool, remat: bool, steps: int) -> None:
     """Prints the median seconds of a step, and the peak memory in MB."""
     import resource
 
@@ -44,16 +45,20 @@ def measure(rows: int, vocabulary: int, keep_freed: bool, remat: bool) -> None:
     model.optimizer.build(model.trainable_variables)
     ids = np.random.default_rng(1).integers(4, vocabulary, (3, rows, LENGTH))
     inputs = {"encoder_token_ids": ids[0], "decoder_token_ids": ids[1]}
-    seconds = curves.step_seconds(model, [(inputs, ids[2])], 1, STEPS)
+    seconds = curves.step_seconds(model, [(inputs, ids[2])], 1, steps)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     print(json.dumps([statistics.median(seconds), peak]))
 
 
 def run(
-    rows: int = 64, vocabulary: int = VOCABULARY, keep_freed: bool = True, remat: bool = False
+    rows: int = 64,
+    vocabulary: int = VOCABULARY,
+    keep_freed: bool = True,
+    remat: bool = False,
+    steps: int = STEPS,
 ) -> list[float]:
     """`measure` in a new process."""
-    options = [rows, vocabulary, int(keep_freed), int(remat)]
+    options = [rows, vocabulary, int(keep_freed), int(remat), steps]
     command = [sys.executable, __file__, "--one", *map(str, options)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -73,7 +78,9 @@ def compare(name: str, pairs: int, before: dict[str, bool], after: dict[str, boo
 def against_sizes() -> str:
     """The peak for several batches and vocabularies, and what it is made of."""
     peaks = {
-        (rows, size): run(rows, size, keep_freed=False)[1] for rows in ROWS for size in VOCABULARIES
+        (rows, size): run(rows, size, keep_freed=False, steps=STEPS_FOR_PEAK)[1]
+        for rows in ROWS
+        for size in VOCABULARIES
     }
     # The program itself; the weights of each subword; what each token, and each logit takes.
     factors = [[1, size, rows * LENGTH, rows * LENGTH * size] for rows, size in peaks]
@@ -95,11 +102,11 @@ def main() -> None:
     """Compares, or as one of the processes measures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5, help="0 for the sizes alone.")
-    parser.add_argument("--one", type=int, nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=int, nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        rows, vocabulary, keep_freed, remat = options.one
-        measure(rows, vocabulary, bool(keep_freed), bool(remat))
+        rows, vocabulary, keep_freed, remat, steps = options.one
+        measure(rows, vocabulary, bool(keep_freed), bool(remat), steps)
         return
     backend = keras.backend.backend()
     if options.pairs:

@@ -51,7 +51,8 @@ def _with_gradient(targets: Any, label_smoothing: float) -> Any:
     def statistics(logits: Any) -> tuple[Any, Callable]:
         share = label_smoothing / (logits.shape[-1] - 1)
         largest = ops.max(logits, axis=-1)  # (B, T)
-        log_normalizer = ops.log(_sum_of_exp(logits, largest)) + largest
+        total = ops.sum(_powers(logits, largest), axis=-1)
+        log_normalizer = ops.log(total) + largest
         target_logit = ops.squeeze(
             ops.take_along_axis(logits, ops.expand_dims(targets, -1), axis=-1), axis=-1
         )
@@ -63,28 +64,30 @@ def _with_gradient(targets: Any, label_smoothing: float) -> Any:
         def gradient(*given: Any, upstream: Any = None) -> Any:
             upstream = given[0] if upstream is None else upstream  # torch names it
             of_loss, of_nll = upstream[0], upstream[1]  # (B, T)
-            return _times_softmax_less(
-                logits, of_loss + of_nll, of_loss * share, targets, of_loss * rest + of_nll
-            )
+            factor = of_loss + of_nll  # of the softmax
+            if keras.backend.backend() == "torch":  # makes it in one pass
+                made = ops.softmax(logits, axis=-1)
+            else:  # the same powers again, which TensorFlow and XLA do not make twice
+                made, factor = _powers(logits, largest), factor / total
+            return _scaled_less(made, factor, of_loss * share, targets, of_loss * rest + of_nll)
 
         return ops.stack([loss, nll, is_best]), gradient
 
     return statistics
 
 
-def _sum_of_exp(logits: Any, largest: Any) -> Any:
-    """The sum of `exp(logits - largest)` over the vocabulary, (B, T)."""
+def _powers(logits: Any, largest: Any) -> Any:
+    """`exp(logits - largest)`, (B, T, V)."""
     shifted = logits - ops.expand_dims(largest, -1)
     # Torch would make a second array for the powers; TensorFlow and XLA write over the first.
-    powers = shifted.exp_() if keras.backend.backend() == "torch" else ops.exp(shifted)
-    return ops.sum(powers, axis=-1)
+    return shifted.exp_() if keras.backend.backend() == "torch" else ops.exp(shifted)
 
 
-def _times_softmax_less(logits: Any, factor: Any, less: Any, targets: Any, of_target: Any) -> Any:
-    """`softmax(logits) * factor - less`, and `of_target` less at each target.
+def _scaled_less(made: Any, factor: Any, less: Any, targets: Any, of_target: Any) -> Any:
+    """`made * factor - less`, and `of_target` less at each target, without another array.
 
     Args:
-        logits: (B, T, V).
+        made: (B, T, V), of no more use after.
         factor: (B, T).
         less: (B, T).
         targets: ids (B, T).
@@ -92,12 +95,18 @@ def _times_softmax_less(logits: Any, factor: Any, less: Any, targets: Any, of_ta
     """
     factor, less = ops.expand_dims(factor, -1), ops.expand_dims(less, -1)
     places, at_target = ops.expand_dims(targets, -1), ops.expand_dims(of_target, -1)
-    made = ops.softmax(logits, axis=-1)
-    if keras.backend.backend() == "torch":  # it would make one array more for each operation
+    if keras.backend.backend() == "torch":
         return made.mul_(factor).sub_(less).scatter_add_(-1, places.long(), -at_target)
-    # Not by a scatter: where devices share a batch, XLA would gather all of it first.
-    is_target = ops.equal(ops.arange(logits.shape[-1], dtype="int32"), places)
-    return made * factor - ops.where(is_target, less + at_target, less)
+    if keras.backend.backend() == "jax":  # XLA makes one loop of it
+        # Not by a scatter: where devices share a batch, XLA would gather all of it first.
+        is_target = ops.equal(ops.arange(made.shape[-1], dtype="int32"), places)
+        return made * factor - ops.where(is_target, less + at_target, less)
+    # Not by a choice: it needs no logits, so TensorFlow would make it before them and keep it.
+    rows = ops.reshape(made * factor - less, (-1, made.shape[-1]))
+    places = ops.reshape(places, (-1,))
+    places = ops.stack([ops.arange(ops.shape(places)[0], dtype="int32"), places], axis=-1)
+    rows = ops.scatter_update(rows, places, -ops.reshape(at_target, (-1,)), reduction="add")
+    return ops.reshape(rows, ops.shape(made))
 
 
 @keras.saving.register_keras_serializable(package="keras_aiayn")

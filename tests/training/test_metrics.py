@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -168,3 +171,32 @@ def test_the_gradient_is_probabilities_less_what_they_should_be(name):
     model.compile(keras.optimizers.SGD(1.0), Chosen(name))
     model.train_on_batch(targets, targets, weights)
     np.testing.assert_allclose(logits - model.get_weights()[0], expected, atol=1e-5)
+
+
+PEAK = """
+from pathlib import Path
+import keras, numpy as np
+from keras_aiayn import LabelSmoothedCrossentropy
+
+def peak():  # not by `getrusage`, which begins with the parent's
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 2**10
+
+rows, width, vocabulary = 2_048, 8, 16_000
+model = keras.Sequential([keras.Input((None, width)), keras.layers.Dense(vocabulary)])
+model.compile(keras.optimizers.SGD(), LabelSmoothedCrossentropy())
+hidden = np.ones((16, rows // 16, width), "float32")
+targets = np.ones(hidden.shape[:2], "int32")
+model.fit(hidden[:1, :8], targets[:1, :8], verbose=0)
+before = peak()
+for _ in range(3):
+    model.fit(hidden, targets, batch_size=len(hidden), verbose=0)
+print((peak() - before) / (4 * rows * vocabulary))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_step_holds_the_logits_and_one_more_array_of_their_size():
+    # In a process of its own: memory that tests before freed would be taken again, and not count.
+    command = [sys.executable, "-c", PEAK]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert 1 < float(found.stdout) < 2.5
