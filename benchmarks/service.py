@@ -7,7 +7,7 @@
 `keras-aiayn serve` runs on a free port of this machine. Each client asks for a text, waits for the
 answer and asks for the next one; a client that is told 429 waits as long as it is told. A text is 1
 to 32 neighbouring lines of the source, as many of 1 as of 2 or 3, or of 16 to 31: lengths are very
-unequal. Every answer has to be what `Translator.translate` gives for all texts at once. Among the
+unequal. With `--lines 1` each is a line. Every answer has to be what `Translator.translate` gives for all texts at once. Among the
 clients are bad ones, so many of each kind: one asks and hangs up, one sends half a body and then
 nothing, one sends 10 MB.
 
@@ -44,12 +44,11 @@ from typing import Any
 
 import workers
 
-LONGEST = 32  # lines of a text
 START = 600  # seconds at most until the service listens
 HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
-def unequal(lines: list[str], number: int, longest: int = LONGEST, seed: int = 0) -> list[str]:
+def unequal(lines: list[str], number: int, longest: int = 32, seed: int = 0) -> list[str]:
     """Texts of 1 to `longest` neighbouring lines, as many of each power of two."""
     draw = random.Random(seed)
     texts = []
@@ -320,6 +319,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="A .keras file.")
     parser.add_argument("--source", type=Path, help="Sentences, one a line.")
     parser.add_argument("--texts", type=int, default=500, help="To be asked for in turn.")
+    parser.add_argument("--lines", type=int, default=32, help="Of the longest text.")
     parser.add_argument("--clients", type=int, default=1_000)
     parser.add_argument("--bad", type=int, default=5, help="Bad clients of each kind.")
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -332,7 +332,7 @@ def main() -> None:
     if options.source is None or backend is None:
         parser.error("name a --source, and a backend by KERAS_BACKEND")
     lines = options.source.read_text(encoding="utf-8").splitlines()
-    texts = unequal([line for line in lines if line.strip()], options.texts)
+    texts = unequal([line for line in lines if line.strip()], options.texts, options.lines)
     worker = workers.Worker(__file__, options.model, "--worker", backend=backend)
     worker.ask(texts=texts)  # compiles
     before = worker.ask(texts=texts)
@@ -349,7 +349,7 @@ def main() -> None:
     sizes = sorted(map(len, texts))
     middle = sizes[len(sizes) // 2]
     workers.write_section(
-        f"The service, {options.clients:,} clients, {backend}",
+        f"The service, {options.clients:,} clients, texts of up to {options.lines} lines, {backend}",
         f"{len(texts):,} texts of {sizes[0]} to {sizes[-1]:,} characters, half of them below "
         f"{middle}; {options.clients:,} clients and {options.bad} bad ones of each kind for "
         f"{options.seconds:g} s.\n\n"

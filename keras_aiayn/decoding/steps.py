@@ -43,6 +43,8 @@ class TransformerSteps:
             slot = int(slot)  # a number cuts a slice of the cache; a tensor gathers elements
         decoder_mask = masking.ancestor_mask(ancestors)
         token_ids = ops.reshape(token_ids, (-1, self.beams))  # K is known while it is traced
+        # A sentence that is as long as there are positions reads on, for nothing, beside others.
+        positions = ops.minimum(ages, ops.shape(ancestors)[2] - 1)
         logits, caches = [], []
         for model, cache in zip(self.models, state["caches"], strict=True):
             hidden, cache = model.decode(
@@ -52,7 +54,7 @@ class TransformerSteps:
                 memory_mask=state["memory_mask"],
                 cache=cache,
                 cache_index=slot * self.beams,
-                positions=ops.expand_dims(ages, 1),
+                positions=ops.expand_dims(positions, 1),
                 training=False,
             )
             logits.append(model.output_projection(hidden))

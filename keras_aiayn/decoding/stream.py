@@ -85,7 +85,7 @@ class CompiledSearch:
         rows, width = arrays.sources.shape
         longest = max(1, int(arrays.max_lengths.max(initial=0)))
         shapes = Shapes(rows * width, lambda width: longest)
-        batch = _Batch(self, Shape(rows, width, shapes.room(width, 0), rows))
+        batch = Batch(self, Shape(rows, width, shapes.room(width, 0), rows))
         batch.put(list(range(rows)), [width] * rows, arrays)
         batch.advance(0)
         while not batch.done.all():
@@ -111,11 +111,11 @@ class CompiledSearch:
         lengths = [len(sentence.source) for sentence in sentences]
         waiting = deque(sorted(range(len(sentences)), key=lambda place: -lengths[place]))
         rules = Rules.of(sentences)
-        batch: _Batch | None = None
+        batch: Batch | None = None
         while waiting or (batch is not None and batch.live):
             longest = max([lengths[place] for place in list(waiting)[:1]] + _longest(batch))
             if batch is None:
-                batch = _Batch(self, shapes.first(longest, len(waiting)))
+                batch = Batch(self, shapes.first(longest, len(waiting)))
             else:
                 batch.change(
                     shapes.next(batch.shape, longest, len(batch.live), len(waiting), batch.oldest)
@@ -130,21 +130,21 @@ class CompiledSearch:
             batch.advance(shapes.most_live(batch.shape, len(batch.live), len(waiting)))
             yield from batch.take_results()
 
-    def warm_up(self, shape: Shape, shapes: Shapes) -> None:
-        """Compiles what a batch needs in which no sentence comes after another."""
-        batch = _Batch(self, shape)
-        batch.put([], [], Arrays.of([], shape.rows, shape.width, Rules()))
-        batch.advance(0)
-        batch.change(shape._replace(room=shapes.room(shape.width, shape.room)))
-        batch.advance(0)
 
-
-def _longest(batch: "_Batch | None") -> list[int]:
+def _longest(batch: "Batch | None") -> list[int]:
     return [] if batch is None else [batch.lengths[row] for row in batch.live]
 
 
-class _Batch:
-    """A batch of a compiled search, on the device, and which sentence is in each of its rows."""
+class Batch:
+    """A batch of a compiled search, on the device, and which sentence is in each of its rows.
+
+    Args:
+        search: whose batch it is.
+        shape: to begin with.
+
+    Attributes:
+        places: of the sentence of each row, whatever number it is known by; else none.
+    """
 
     def __init__(self, search: CompiledSearch, shape: Shape):
         self.search, self.shape = search, shape
@@ -172,7 +172,13 @@ class _Batch:
         return int(self.ages[~self.done].max(initial=0))
 
     def put(self, places: list[int], lengths: list[int], arrays: Arrays) -> None:
-        """Gives as many free rows as the arrays have to new sentences."""
+        """Gives as many free rows as the arrays have to new sentences.
+
+        Args:
+            places: of the sentences, no more than the arrays have rows.
+            lengths: of their sources.
+            arrays: as wide as the batch.
+        """
         rows = self.free[: len(arrays.sources)]
         fresh = self.search.begin(arrays, np.arange(self.shape.room, dtype="int32"))
         if self.state is None:

@@ -27,7 +27,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from keras_aiayn.serve.batcher import Batcher, NoOneWorks, Overloaded, TimeIsOver, Translate
+from keras_aiayn.serve.batcher import Batcher, NoOneWorks, Overloaded, TimeIsOver, Turn
+from keras_aiayn.serve.live import Asked
 from keras_aiayn.serve.page import add_page
 from keras_aiayn.translator import Translation
 
@@ -53,14 +54,6 @@ class Limits:
     n_best: int = 16
     pairs: int = 16_384
     seconds: float = 30.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """The settings of a text; equal ones are translated together."""
-
-    n_best: int = 1
-    alignments: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,15 +148,15 @@ class Numbers:
         waiting = Gauge("aiayn_waiting_tokens", "Source tokens in the line.", registry=registry)
         waiting.set_function(lambda: batcher().waiting)
 
-    def batch(self, texts: int, tokens: int, seconds: float) -> None:
-        """Counts what was translated together."""
+    def turn(self, texts: int, tokens: int, seconds: float) -> None:
+        """Counts what was translated together, and what was done with it."""
         self.batch_texts.observe(texts)
         self.tokens.inc(tokens)
         self.busy.inc(seconds)
 
 
 def make_app(
-    workers: Sequence[Translate],
+    workers: Sequence[Turn],
     count_tokens: Callable[[str], int],
     count_target_tokens: Callable[[str], int],
     *,
@@ -175,7 +168,7 @@ def make_app(
 
     Args:
         workers: what translates texts under an `Asked`, or looks at them under a `Look`, a function
-            for each device.
+            for each device as of `Batcher`.
         count_tokens: of a text.
         count_target_tokens: of a translation.
         limits: of a request.
@@ -186,7 +179,7 @@ def make_app(
     batcher: Batcher
 
     numbers = Numbers(lambda: batcher)
-    batcher = Batcher(workers, on_batch=numbers.batch, **batcher_options)
+    batcher = Batcher(workers, on_turn=numbers.turn, **batcher_options)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -1,26 +1,29 @@
 """Requests that arrive together are translated together.
 
-Texts wait in a line. A worker takes the first one and those behind it that want the same settings
-and are nearest to it in length, up to a budget of tokens, pads counted; where there is room left,
-it waits a moment for more. A text whose time is over, or that no one waits for any more, leaves the
-line untranslated. The line is no longer than what is translated in the time that a text has, as
-full batches went of late.
+Texts wait in a line. A worker takes the first one, and whenever it has a turn those that want the
+same settings and are padded to the same width, as many as there are free rows for. A text that no
+one waits for any more, or whose time is over, leaves the line untranslated. The line is no longer
+than what is translated in the time that a text has, as full batches went of late.
 """
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
+from keras_aiayn.serve.grid import Grid
+
 log = logging.getLogger("keras_aiayn.serve")
 
-# Gives for each text what settings ask of it: a translation, for most.
-Translate = Callable[[list[str], Any], Sequence[Any]]
+# Lets texts, by their numbers, join those under way, and gives what is done after a while. The
+# second argument is what is asked of them all.
+Turn = Callable[[dict[int, str], Any], dict[int, Any]]
 
 # So many workers may die at a text. It may be what they die of, and must not take all of them.
 DEATHS = 2
@@ -29,9 +32,12 @@ DEATHS = 2
 # is translated already, and for texts that take longer than others.
 WAITED = 0.75
 
-# How far behind the first one texts of like length are looked for, in budgets. Further, and those
-# that are like no other would be passed by too often.
-LOOKED_THROUGH = 4
+# So many tokens, in budgets of a batch, may be taken before a text that is to be translated
+# otherwise and came sooner: with more it would be passed by for too long.
+OVERTAKEN = 4
+
+# Of the seconds and tokens of earlier turns, so much counts in the pace.
+REMEMBERED = 0.95
 
 
 class Overloaded(Exception):
@@ -56,41 +62,52 @@ class _Waiting:
     deaths: int = 0
 
 
+@dataclasses.dataclass
+class _Batch:
+    """What a worker is at: texts by their numbers."""
+
+    settings: Hashable
+    width: int
+    running: dict[int, _Waiting] = dataclasses.field(default_factory=dict)
+    overtaken: int = 0  # tokens taken before a text of another kind
+
+
 class Batcher:
     """A line of texts, and workers that translate what waits in it.
 
     Args:
         workers: what translates, a function for each device; each runs in a thread of its own. One
             that raises `ChildProcessError` is not asked again, and what it was at is another's.
-        tokens_per_batch: most source tokens translated at a time, with the pads that make texts
-            as long as the longest. A longer text goes alone.
+            Whatever else it raises, nothing is under way with it afterwards.
+        grid: what texts are padded to, and how many are translated at a time.
         tokens_waiting: most source tokens in the line.
-        wait_seconds: how long a worker with room left waits for more.
-        on_batch: called with the number of texts and tokens of each batch, and its seconds.
+        wait_seconds: how long a worker that has nothing to do waits for more than one.
+        on_turn: called with the number of texts under way in a turn, the tokens of those that are
+            done, and its seconds.
         on_end: called when the last worker is gone, and the line was not closed.
     """
 
     def __init__(
         self,
-        workers: Sequence[Translate],
+        workers: Sequence[Turn],
         *,
-        tokens_per_batch: int = 2_048,
+        grid: Grid = Grid(),  # noqa: B008 (frozen)
         tokens_waiting: int = 65_536,
         wait_seconds: float = 0.005,
-        on_batch: Callable[[int, int, float], None] = lambda texts, tokens, seconds: None,
+        on_turn: Callable[[int, int, float], None] = lambda texts, tokens, seconds: None,
         on_end: Callable[[], None] = lambda: None,
     ):
-        self.tokens_per_batch, self.tokens_waiting = tokens_per_batch, tokens_waiting
-        self._wait_seconds, self._on_batch, self._on_end = wait_seconds, on_batch, on_end
+        self.tokens_waiting, self._grid = tokens_waiting, grid
+        self._wait_seconds, self._on_turn, self._on_end = wait_seconds, on_turn, on_end
         self._line: OrderedDict[Future, _Waiting] = OrderedDict()
         self._tokens = 0
-        self._token_seconds = 0.0  # of a full batch, of late; 0 until there was one
+        self._done_seconds = self._done_tokens = 0.0  # in full batches of late
+        self._numbers = itertools.count()
         self._working = len(workers)
         self._closed = False
         self._changed = threading.Condition()
         self._threads = [
-            threading.Thread(target=self._work, args=(translate,), daemon=True)
-            for translate in workers
+            threading.Thread(target=self._work, args=(turn,), daemon=True) for turn in workers
         ]
         for thread in self._threads:
             thread.start()
@@ -146,9 +163,10 @@ class Batcher:
 
     def _room(self, seconds: float) -> float:
         """Tokens that may be in the line. One who finds it empty is taken whatever the pace."""
-        if not self._tokens or not self._token_seconds:
+        if not self._tokens or not self._done_tokens:
             return self.tokens_waiting
-        in_time = WAITED * seconds * self._working / self._token_seconds
+        token_seconds = self._done_seconds / self._done_tokens
+        in_time = WAITED * seconds * self._working / max(token_seconds, 1e-9)
         return min(self.tokens_waiting, in_time)
 
     def _enter(self, new: list[_Waiting], first: bool = False) -> None:
@@ -165,96 +183,107 @@ class Batcher:
             one = self._line.pop(answer, None)
             self._tokens -= one.tokens if one else 0
 
-    def _work(self, translate: Translate) -> None:
+    def _work(self, turn: Turn) -> None:
         """Translates until the line is closed and empty, or what translates is gone."""
-        while True:
-            batch: list[_Waiting] = []
+        while (batch := self._begin()) is not None:
             try:
-                batch = self._next_batch()
-                if not batch:
-                    break
-                self._translate(batch, translate)
+                self._translate(batch, turn)
             except ChildProcessError:
                 self._put_back(batch)
                 break
             except BaseException as error:  # the next batch may go well: this thread goes on
-                log.exception("a batch of %d texts failed", len(batch))
+                log.exception("a batch of %d texts failed", len(batch.running))
                 failure = error if isinstance(error, Exception) else RuntimeError(repr(error))
-                for one in batch:
+                for one in batch.running.values():
                     _settle(one.answer, failure)
         self._leave()
 
-    def _translate(self, batch: list[_Waiting], translate: Translate) -> None:
-        began = time.monotonic()
-        found = translate([one.text for one in batch], batch[0].settings)
-        seconds = time.monotonic() - began
-        tokens = sum(one.tokens for one in batch)
-        self._learn_pace(tokens, seconds)
-        for one, translation in list(zip(batch, found, strict=True)):
-            _settle(one.answer, translation)
-        self._on_batch(len(batch), tokens, seconds)
+    def _translate(self, batch: _Batch, turn: Turn) -> None:
+        """Takes turns until nothing is under way and nothing joins."""
+        new = batch.running
+        while batch.running:
+            began = time.monotonic()
+            found = turn({number: one.text for number, one in new.items()}, batch.settings)
+            seconds = time.monotonic() - began
+            count, tokens = len(batch.running), 0
+            for number, outcome in found.items():
+                one = batch.running.pop(number)
+                _settle(one.answer, outcome)
+                tokens += one.tokens
+            self._learn_pace(batch.width, count, tokens, seconds)
+            self._on_turn(count, tokens, seconds)
+            with self._changed:
+                new = self._join(batch)
 
-    def _learn_pace(self, tokens: int, seconds: float) -> None:
+    def _learn_pace(self, width: int, count: int, tokens: int, seconds: float) -> None:
         """Of full batches: in a small one each token takes longer, and none is when many wait."""
-        if 2 * tokens >= self.tokens_per_batch:
-            new = seconds / tokens
-            old = self._token_seconds or new
-            self._token_seconds = 0.8 * old + 0.2 * new
+        if 2 * count >= self._grid.rows(width):
+            self._done_seconds = REMEMBERED * self._done_seconds + seconds
+            self._done_tokens = REMEMBERED * self._done_tokens + tokens
 
-    def _next_batch(self) -> list[_Waiting]:
-        """What to translate next; nothing when the line is closed and empty."""
+    def _begin(self) -> _Batch | None:
+        """A batch of the first of the line, and of what goes with it; none when all is done."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._line or self._closed)
                 until = time.monotonic() + self._wait_seconds
                 while (
-                    self._line
+                    (first := self._first()) is not None
                     and not self._closed
-                    and self._tokens < self.tokens_per_batch
+                    and len(self._line) < self._grid.rows(self._grid.width(first.tokens))
                     and (left := until - time.monotonic()) > 0
                 ):
                     self._changed.wait(left)
-                batch = self._take()
-                if batch or (self._closed and not self._line):
+                if first is not None:
+                    batch = _Batch(first.settings, self._grid.width(first.tokens))
+                    self._join(batch)
                     return batch
+                if self._closed and not self._line:
+                    return None
 
-    def _take(self) -> list[_Waiting]:
-        """The first of the line, and what goes with it; the others stay in order."""
+    def _first(self) -> _Waiting | None:
+        """The first of the line whose time is not over."""
+        return next(self._in_time(), None)
+
+    def _in_time(self) -> Iterator[_Waiting]:
+        """The line, without those whose time is over: they are told, and gone."""
         now = time.monotonic()
-        near: list[_Waiting] = []
-        tokens = 0
         for one in list(self._line.values()):
             if now > one.deadline:
                 _settle(one.answer, TimeIsOver())  # and it is forgotten
-            elif tokens < LOOKED_THROUGH * self.tokens_per_batch and (
-                not near or one.settings == near[0].settings
-            ):
-                near.append(one)
-                tokens += one.tokens
-        taken = self._of_like_length(near)
-        for one in taken:
+            else:
+                yield one
+
+    def _join(self, batch: _Batch) -> dict[int, _Waiting]:
+        """Takes what goes with a batch from the line; the others stay in order."""
+        joining: dict[int, _Waiting] = {}
+        free = self._grid.rows(batch.width) - len(batch.running)
+        most = OVERTAKEN * self._grid.tokens_per_batch
+        passed = False
+        for one in self._in_time() if free else ():
+            if one.settings != batch.settings or self._grid.width(one.tokens) != batch.width:
+                passed = True
+                continue
+            if passed and batch.overtaken + one.tokens > most:
+                break
+            batch.overtaken += one.tokens * passed
+            joining[next(self._numbers)] = one
+            if len(joining) == free:
+                break
+        for one in joining.values():
             self._forget(one.answer)
-        return taken
+        batch.running |= joining
+        return joining
 
-    def _of_like_length(self, near: list[_Waiting]) -> list[_Waiting]:
-        """The first, and those nearest to it in length: few pads, and about as many steps."""
-        taken: list[_Waiting] = []
-        longest = 0
-        for one in sorted(near, key=lambda one: abs(one.tokens - near[0].tokens)):
-            longest_then = max(longest, one.tokens)
-            if not taken or longest_then * (len(taken) + 1) <= self.tokens_per_batch:
-                taken.append(one)
-                longest = longest_then
-        return taken
-
-    def _put_back(self, batch: list[_Waiting]) -> None:
+    def _put_back(self, batch: _Batch) -> None:
         """Gives what a worker was at when it died to the next one."""
-        for one in batch:
+        running = list(batch.running.values())
+        for one in running:
             one.deaths += 1
             if one.deaths == DEATHS:
                 _settle(one.answer, RuntimeError(f"{DEATHS} processes have died at it"))
         with self._changed:
-            self._enter([one for one in batch if not one.answer.done()], first=True)
+            self._enter([one for one in running if not one.answer.done()], first=True)
 
     def _leave(self) -> None:
         """The end of a worker; with the last one, all that waits."""

@@ -15,8 +15,9 @@ from keras_aiayn.data.tokenizer import Tokenizer
 from keras_aiayn.loading import load, load_tokenizers
 from keras_aiayn.memory import keep_freed_memory
 from keras_aiayn.pool import Pool
-from keras_aiayn.serve import shapes
-from keras_aiayn.serve.app import Asked, Limits, Look, make_app
+from keras_aiayn.serve.app import Limits, Look, make_app
+from keras_aiayn.serve.grid import Grid
+from keras_aiayn.serve.live import Asked, live
 from keras_aiayn.translator import Translator
 
 Tokenizers: TypeAlias = tuple[Tokenizer, Tokenizer]
@@ -53,7 +54,8 @@ def run(
         ChildProcessError: when all processes that translate have died.
     """
     with _bound(host, port) as listener, _on_devices(model, devices) as (tokenizers, call_on):
-        _warm_up(call_on, devices, limits.tokens, tokens_per_batch, say)
+        grid = Grid(limits.tokens, tokens_per_batch)
+        _warm_up(call_on, devices, grid, say)
         died = threading.Event()
 
         def end() -> None:
@@ -61,14 +63,11 @@ def run(
             server.should_exit = True
 
         app = make_app(
-            [
-                functools.partial(_translate, call_on, device, tokens_per_batch)
-                for device in range(devices)
-            ],
+            [functools.partial(_turn, call_on, device, grid) for device in range(devices)],
             *(functools.partial(_count, tokenizer) for tokenizer in tokenizers),
             limits=limits,
             api_key=api_key,
-            tokens_per_batch=tokens_per_batch,
+            grid=grid,
             on_end=end,
         )
         config = uvicorn.Config(
@@ -115,39 +114,44 @@ def _count(tokenizer: Tokenizer, text: str) -> int:
     return len(tokenizer.encode([text])[0]) + 1
 
 
-def _translate(
-    call_on: CallOn, device: int, tokens_per_batch: int, texts: list[str], asked: Asked | Look
-) -> list[Any]:
+def _turn(
+    call_on: CallOn, device: int, grid: Grid, new: dict[int, str], asked: Asked | Look
+) -> dict[int, Any]:
     """What was asked of the texts: `Translation`s, or what `Translator.attention_by_head` gives."""
-    if isinstance(asked, Look):
-        return call_on(device, functools.partial(_look, texts=texts, look=asked))
-    call = functools.partial(
-        shapes.translate,
-        texts=texts,
-        n_best=asked.n_best,
-        alignments=asked.alignments,
-        tokens_per_batch=tokens_per_batch,
-    )
-    return call_on(device, call)
+    function = _look if isinstance(asked, Look) else _translate
+    return call_on(device, functools.partial(function, grid=grid, new=new, asked=asked))
 
 
-def _look(translator: Translator, texts: list[str], look: Look) -> list[Any]:
-    return [translator.attention_by_head(text, look.translation) for text in texts]
+def _translate(
+    translator: Translator, grid: Grid, new: dict[int, str], asked: Asked
+) -> dict[int, Any]:
+    return live(translator, grid).turn(new, asked)
 
 
-def _warm_up(
-    call_on: CallOn, devices: int, tokens: int, tokens_per_batch: int, say: Callable[[str], None]
-) -> None:
+def _look(translator: Translator, grid: Grid, new: dict[int, str], asked: Look) -> dict[int, Any]:
+    return {
+        number: translator.attention_by_head(text, asked.translation)
+        for number, text in new.items()
+    }
+
+
+def _widths(translator: Translator, grid: Grid) -> list[int]:
+    return live(translator, grid).widths
+
+
+def _compile(translator: Translator, grid: Grid, width: int) -> None:
+    live(translator, grid).compile_width(width)
+
+
+def _warm_up(call_on: CallOn, devices: int, grid: Grid, say: Callable[[str], None]) -> None:
     """Compiles on each device what it will be asked for, and translates once."""
-    every = functools.partial(shapes.shapes, tokens=tokens, tokens_per_batch=tokens_per_batch)
-    todo = call_on(0, every)
+    widths = call_on(0, functools.partial(_widths, grid=grid))
     with ThreadPoolExecutor(devices) as threads:
 
         def on_all(function: Callable[..., Any], *arguments: Any) -> None:
             list(threads.map(lambda device: function(device, *arguments), range(devices)))
 
-        for number, shape in enumerate(todo):
-            if number % 10 == 0:
-                say(f"compiling: {number} of {len(todo)} shapes")
-            on_all(call_on, functools.partial(shapes.compile_shape, shape=shape))
-        on_all(functools.partial(_translate, call_on), tokens_per_batch, ["."], Asked())
+        for number, width in enumerate(widths, 1):
+            say(f"compiling: texts of up to {width} tokens ({number} of {len(widths)})")
+            on_all(call_on, functools.partial(_compile, grid=grid, width=width))
+        on_all(functools.partial(_turn, call_on), grid, {0: "."}, Asked())

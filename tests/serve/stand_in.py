@@ -21,18 +21,18 @@ class Upper:
         self.gate = threading.Event()
         self.gate.set()
 
-    def __call__(self, texts, asked):
+    def __call__(self, new, asked):
         self.began = True
         self.gate.wait()
         time.sleep(self.seconds)
-        self.texts += texts
-        if "fail" in texts:
+        self.texts += new.values()
+        if "fail" in new.values():
             raise RuntimeError("it broke")
         others = [Translation("other", score=-2.0)] * (asked.n_best - 1)
-        return [
-            Translation(text.upper(), score=-1.0, alternatives=others, alignment=[(0, 0)])
-            for text in texts
-        ]
+        return {
+            number: Translation(text.upper(), score=-1.0, alternatives=others, alignment=[(0, 0)])
+            for number, text in new.items()
+        }
 
 
 def words(text):

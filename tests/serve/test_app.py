@@ -16,6 +16,7 @@ import httpx
 from stand_in import Upper, served
 
 from keras_aiayn.serve.app import Limits
+from keras_aiayn.serve.grid import Grid
 
 pytestmark = pytest.mark.backend_free
 
@@ -149,7 +150,7 @@ def test_too_many_are_refused_with_429_and_no_answer_is_mixed_up():
 
             return await asyncio.gather(*map(one, range(80)))
 
-    with served(upper, tokens_per_batch=64, tokens_waiting=256) as (_, port):
+    with served(upper, grid=Grid(40, 64), tokens_waiting=256) as (_, port):
         statuses = asyncio.run(all_at_once(port))
     assert set(statuses) == {200, 429}
 
@@ -246,7 +247,7 @@ def test_what_a_client_that_hangs_up_asked_for_is_not_translated():
     body = json.dumps({"texts": ["gone"] * 8}).encode()
     head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
 
-    with served(upper, tokens_per_batch=4, limits=Limits(seconds=60)) as (_, port):
+    with served(upper, grid=Grid(40, 4), limits=Limits(seconds=60)) as (_, port):
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
 
         def wait_for(line):
@@ -304,7 +305,7 @@ def test_counting_a_long_request_leaves_a_turn_to_the_others():
 
 
 def test_a_service_whose_workers_are_gone_says_so():
-    def dead(texts, asked):
+    def dead(new, asked):
         raise ChildProcessError("it has died")
 
     ended = threading.Event()

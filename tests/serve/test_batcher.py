@@ -9,23 +9,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keras_aiayn.serve.batcher import Batcher, NoOneWorks, Overloaded, TimeIsOver
+from keras_aiayn.serve.grid import Grid
 
 pytestmark = pytest.mark.backend_free
 
+TWO = Grid(tokens=512, tokens_per_batch=64)  # texts of at most 32 tokens at a time; one of others
+
 
 class Upper:
-    """Stands in for a translator: upper case, and a gate that holds it."""
+    """Stands in for a translator: upper case, and a gate that holds it.
 
-    def __init__(self):
-        self.batches, self.gate = [], threading.Event()
+    `turns` is what is under way in each turn; so many of it are done then, the newest first, so
+    that what is old stays.
+    """
+
+    def __init__(self, done=100):
+        self.turns, self.gate, self.done, self.running = [], threading.Event(), done, {}
         self.gate.set()
 
-    def __call__(self, texts, settings):
+    def __call__(self, new, settings):
         self.gate.wait()
-        self.batches.append((texts, settings))
-        if "bad" in texts:
+        self.running |= new
+        self.turns.append((list(self.running.values()), settings))
+        if "bad" in new.values():
+            self.running = {}
             raise ValueError("bad")
-        return [f"{settings}:{text.upper()}" for text in texts]
+        numbers = list(self.running)[-self.done :]
+        return {number: f"{settings}:{self.running.pop(number).upper()}" for number in numbers}
 
 
 def submit(batcher, text, tokens, settings, seconds):
@@ -40,7 +50,7 @@ def upper():
 
 @pytest.fixture
 def batcher(upper):
-    made = Batcher([upper], tokens_per_batch=10, tokens_waiting=30, wait_seconds=0.01)
+    made = Batcher([upper], grid=TWO, tokens_waiting=90, wait_seconds=0.01)
     yield made
     upper.gate.set()
     made.close()
@@ -55,13 +65,23 @@ def held(upper, batcher):
     return first
 
 
-def test_what_waits_is_translated_together_up_to_the_budget(upper, batcher):
+def test_what_waits_is_translated_together_as_many_as_there_is_room_for(upper, batcher):
     first = held(upper, batcher)
     answers = [submit(batcher, text, 4, 0, 60) for text in "abcde"]
     upper.gate.set()
     assert [one.result(5) for one in answers] == [f"0:{text.upper()}" for text in "abcde"]
     assert first.result() == "0:FIRST"
-    assert [texts for texts, _ in upper.batches] == [["first"], ["a", "b"], ["c", "d"], ["e"]]
+    assert [texts for texts, _ in upper.turns] == [["first"], ["a", "b"], ["c", "d"], ["e"]]
+
+
+def test_what_comes_joins_those_under_way(upper, batcher):
+    upper.done = 1
+    first = held(upper, batcher)
+    answers = [submit(batcher, text, 4, 0, 60) for text in "abc"]
+    upper.gate.set()
+    assert [one.result(5) for one in (first, *answers)] == ["0:FIRST", "0:A", "0:B", "0:C"]
+    turns = [["first"], ["a", "b"], ["a", "c"], ["a"]]
+    assert [texts for texts, _ in upper.turns] == turns
 
 
 def test_only_equal_settings_go_together_and_the_first_come_first(upper, batcher):
@@ -71,35 +91,38 @@ def test_only_equal_settings_go_together_and_the_first_come_first(upper, batcher
     ]
     upper.gate.set()
     assert [one.result(5) for one in answers] == ["1:A", "2:B", "1:C", "2:D"]
-    assert [texts for texts, _ in upper.batches[1:]] == [["a", "c"], ["b", "d"]]
+    assert [texts for texts, _ in upper.turns[1:]] == [["a", "c"], ["b", "d"]]
 
 
-def test_those_nearest_in_length_go_together_and_the_first_in_any_case(upper, batcher):
+def test_only_what_is_padded_to_one_width_goes_together(upper, batcher):
+    batcher.tokens_waiting = 1_000
     held(upper, batcher)
-    lengths = {"a": 2, "b": 9, "c": 3, "d": 8, "e": 2}
+    lengths = {"a": 2, "b": 33, "c": 32, "d": 128, "e": 129}
     answers = [submit(batcher, text, tokens, 0, 60) for text, tokens in lengths.items()]
     upper.gate.set()
     assert [one.result(5) for one in answers] == [f"0:{text.upper()}" for text in lengths]
-    assert [texts for texts, _ in upper.batches[1:]] == [["a", "e", "c"], ["b"], ["d"]]
+    assert [texts for texts, _ in upper.turns[1:]] == [["a", "c"], ["b"], ["d"], ["e"]]
 
 
-def test_a_text_like_no_other_is_not_passed_by_for_long(upper):
-    batcher = Batcher([upper], tokens_per_batch=10, tokens_waiting=10**6, wait_seconds=0.0)
+def test_a_text_like_no_other_is_not_passed_by_for_long():
+    upper = Upper(done=1)  # something is always under way that others can join
+    batcher = Batcher([upper], grid=TWO, tokens_waiting=10**6, wait_seconds=0.0)
     held(upper, batcher)
-    before = [submit(batcher, f"short {i}", 1, 0, 60) for i in range(15)]
-    rare = submit(batcher, "rare", 10, 0, 60)
-    behind = [submit(batcher, f"short {i}", 1, 0, 60) for i in range(15, 200)]
+    before = [submit(batcher, f"short {i}", 16, 0, 60) for i in range(15)]
+    rare = submit(batcher, "rare", 100, 0, 60)
+    behind = [submit(batcher, f"short {i}", 16, 0, 60) for i in range(15, 200)]
     upper.gate.set()
     assert {one.result(5)[:7] for one in (*before, *behind)} == {"0:SHORT"}
     assert rare.result(5) == "0:RARE"
-    place = [texts for texts, _ in upper.batches].index(["rare"])
-    assert place <= 3  # after those before it
+    place = [texts for texts, _ in upper.turns].index(["rare"])
+    # After those before it, and after 4 batches of 64 tokens, which are 16 texts.
+    assert 15 < place <= 1 + 15 + 16 + 1
     batcher.close()
 
 
 def test_a_long_text_goes_alone_and_a_full_line_refuses(upper, batcher):
     held(upper, batcher)
-    long = submit(batcher, "long", 30, 0, 60)
+    long = submit(batcher, "long", 90, 0, 60)
     with pytest.raises(Overloaded):
         submit(batcher, "late", 1, 0, 60)
     upper.gate.set()
@@ -109,20 +132,20 @@ def test_a_long_text_goes_alone_and_a_full_line_refuses(upper, batcher):
 
 def test_the_texts_of_a_request_come_in_together_or_not_at_all(upper, batcher):
     held(upper, batcher)
-    answers = batcher.submit(["a", "b"], [8, 8], 0, 60)
+    answers = batcher.submit(["a", "b"], [24, 24], 0, 60)
     with pytest.raises(Overloaded):
-        batcher.submit(["c", "d"], [8, 8], 0, 60)
-    assert batcher.waiting == 16
+        batcher.submit(["c", "d"], [24, 24], 0, 60)
+    assert batcher.waiting == 48
     upper.gate.set()
     assert [one.result(5) for one in answers] == ["0:A", "0:B"]
 
 
 def test_what_is_cancelled_makes_room_at_once(upper, batcher):
     held(upper, batcher)
-    answers = batcher.submit(["a", "b", "c"], [10, 10, 10], 0, 60)
+    answers = batcher.submit(["a", "b", "c"], [30, 30, 30], 0, 60)
     answers[1].cancel()
-    assert batcher.waiting == 20
-    late = submit(batcher, "d", 10, 0, 60)
+    assert batcher.waiting == 60
+    late = submit(batcher, "d", 30, 0, 60)
     upper.gate.set()
     assert [one.result(5) for one in (answers[0], answers[2], late)] == ["0:A", "0:C", "0:D"]
     assert batcher.waiting == 0
@@ -146,7 +169,7 @@ def test_what_no_one_waits_for_is_not_translated(upper, batcher):
         late.result(5)
     with pytest.raises(CancelledError):
         cancelled.result(5)
-    assert upper.batches[1:] == [(["c"], 0)]
+    assert upper.turns[1:] == [(["c"], 0)]
 
 
 def test_an_error_reaches_those_it_concerns_and_the_worker_goes_on(upper, batcher):
@@ -160,16 +183,16 @@ def test_an_error_reaches_those_it_concerns_and_the_worker_goes_on(upper, batche
 
 
 def test_no_more_is_let_in_than_is_translated_in_time():
-    def slowly(texts, settings):
+    def slowly(new, settings):
         time.sleep(0.05)
-        return texts
+        return new
 
-    batcher = Batcher([slowly], tokens_per_batch=10, tokens_waiting=10**6, wait_seconds=0.0)
-    submit(batcher, "the pace is known", 10, 0, 60).result(5)
+    batcher = Batcher([slowly], grid=TWO, tokens_waiting=10**6, wait_seconds=0.0)
+    submit(batcher, "the pace is known", 100, 0, 60).result(5)  # 20 batches a second
     answers = []
     with pytest.raises(Overloaded):
         while True:
-            answers.append(submit(batcher, f"t{len(answers)}", 10, 0, 2.0))
+            answers.append(submit(batcher, f"t{len(answers)}", 100, 0, 2.0))
     assert 10 < len(answers) < 40
     assert [one.result(5) for one in answers] == [f"t{i}" for i in range(len(answers))]
     (whatever,) = batcher.submit(["alone"], [10**5], 0, 0.2)  # the line is empty: it may try
@@ -178,11 +201,11 @@ def test_no_more_is_let_in_than_is_translated_in_time():
 
 
 def test_small_batches_say_nothing_of_the_pace():
-    def slowly(texts, settings):
+    def slowly(new, settings):
         time.sleep(0.05)
-        return texts
+        return new
 
-    batcher = Batcher([slowly], tokens_per_batch=1_000, wait_seconds=0.0)
+    batcher = Batcher([slowly], wait_seconds=0.0)
     for _ in range(3):
         submit(batcher, "alone", 10, 0, 60).result(5)
     answers = [submit(batcher, "many", 10, 0, 1.0) for _ in range(500)]
@@ -190,12 +213,12 @@ def test_small_batches_say_nothing_of_the_pace():
     batcher.close()
 
 
-@pytest.mark.parametrize("outcome", [["one too few"], SystemExit("no"), None])
+@pytest.mark.parametrize("outcome", [{-1: "no one's"}, SystemExit("no"), None])
 def test_nothing_that_a_worker_does_ends_it(outcome):
-    outcomes = [outcome, ["fine"]]
+    outcomes = [outcome]
 
-    def translate(texts, settings):
-        now = outcomes.pop(0)
+    def translate(new, settings):
+        now = outcomes.pop() if outcomes else dict.fromkeys(new, "fine")
         if isinstance(now, BaseException):
             raise now
         return now
@@ -203,7 +226,7 @@ def test_nothing_that_a_worker_does_ends_it(outcome):
     def count(*numbers):
         raise OSError("the numbers went wrong, which is no client's concern")
 
-    batcher = Batcher([translate], wait_seconds=0.0, on_batch=count)
+    batcher = Batcher([translate], wait_seconds=0.0, on_turn=count)
     for answer in batcher.submit(["a", "b"], [1, 1], 0, 60):
         assert answer.exception(5) is not None
     assert submit(batcher, "c", 1, 0, 60).result(5) == "fine"
@@ -217,9 +240,9 @@ class Dying(Upper):
         super().__init__()
         self.text = text
 
-    def __call__(self, texts, settings):
-        found = super().__call__(texts, settings)
-        if self.text in (None, *texts):
+    def __call__(self, new, settings):
+        found = super().__call__(new, settings)
+        if self.text in (None, *new.values()):
             raise ChildProcessError("it has died")
         return found
 
@@ -231,14 +254,14 @@ def test_a_dead_worker_is_asked_no_more_and_loses_nothing():
         assert submit(batcher, f"t{number}", 1, 0, 60).result(5) == f"0:T{number}"
     while batcher.working > 1:  # it gets a text some time
         submit(batcher, "more", 1, 0, 60).result(5)
-    assert len(dead.batches) == 1 and not ended
+    assert len(dead.turns) == 1 and not ended
     batcher.close()
 
 
 def test_the_last_worker_that_dies_ends_the_line():
     ended = threading.Event()
     dying = Dying("killer")
-    batcher = Batcher([dying], tokens_per_batch=1, on_end=ended.set)
+    batcher = Batcher([dying], grid=Grid(32, 1), on_end=ended.set)
     held(dying, batcher)
     waiting = batcher.submit(["killer", "after"], [1, 1], 0, 60)
     dying.gate.set()
@@ -271,16 +294,35 @@ def test_closing_finishes_what_was_taken_and_takes_nothing_more(upper):
         submit(batcher, "late", 1, 0, 60)
 
 
-@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 2)), max_size=60))
-def test_each_gets_its_own_answer_on_several_workers(texts):
-    uppers = [Upper() for _ in range(3)]
-    batcher = Batcher(uppers, tokens_per_batch=32, tokens_waiting=10**6, wait_seconds=0.0)
+def test_what_is_under_way_when_a_worker_dies_is_another_s():
+    dying, upper = Dying("killer"), Upper()
+    dying.done = 1
+    batcher = Batcher([dying], grid=TWO, wait_seconds=0.0)
+    batcher._working += 1  # the second one comes later
+    held(dying, batcher)
+    answers = [submit(batcher, text, 1, 0, 60) for text in ("old", "new", "killer")]
+    dying.gate.set()
+    while batcher.working > 1:
+        time.sleep(0.001)
+    threading.Thread(target=batcher._work, args=(upper,), daemon=True).start()
+    assert [one.result(5) for one in answers] == ["0:OLD", "0:NEW", "0:KILLER"]
+    assert [texts for texts, _ in dying.turns[1:]] == [["old", "new"], ["old", "killer"]]
+    assert upper.turns == [(["old", "killer"], 0)]  # in the order in which they came
+    batcher.close()
+
+
+@given(st.lists(st.tuples(st.integers(1, 140), st.integers(0, 2)), max_size=60), st.integers(1, 4))
+def test_each_gets_its_own_answer_on_several_workers(texts, done):
+    uppers = [Upper(done) for _ in range(3)]
+    grid = Grid(tokens=512, tokens_per_batch=160)
+    batcher = Batcher(uppers, grid=grid, tokens_waiting=10**6, wait_seconds=0.0)
     answers = [submit(batcher, f"t{i}", n, kind, 60) for i, (n, kind) in enumerate(texts)]
     assert [one.result(10) for one in answers] == [
         f"{kind}:T{i}" for i, (_, kind) in enumerate(texts)
     ]
     batcher.close()
     assert batcher.waiting == 0
-    sizes = {f"t{i}": n for i, (n, _) in enumerate(texts)}
-    for batch, _ in sum((upper.batches for upper in uppers), []):
-        assert len(batch) == 1 or len(batch) * max(sizes[text] for text in batch) <= 32
+    widths = {f"t{i}": grid.width(n) for i, (n, _) in enumerate(texts)}
+    for running, _ in sum((upper.turns for upper in uppers), []):
+        (width,) = {widths[text] for text in running}
+        assert len(running) <= grid.rows(width)

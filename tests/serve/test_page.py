@@ -15,6 +15,7 @@ from keras_aiayn import TransformerConfig, Translator
 from keras_aiayn.data.tokenizer import ByteTokenizer
 from keras_aiayn.serve import page, run
 from keras_aiayn.serve.app import Limits, make_app
+from keras_aiayn.serve.grid import Grid
 
 LIMITS = Limits(tokens=40, characters=100, pairs=300)
 SIZES = {"num_layers": 2, "hidden_dim": 16, "intermediate_dim": 16, "num_heads": 2}
@@ -28,8 +29,8 @@ def translator():
 
 
 def client_of(translator, **options):
-    def work(texts, asked):
-        return run._translate(lambda device, call: call(translator), 0, 64, texts, asked)
+    def work(new, asked):
+        return run._turn(lambda device, call: call(translator), 0, Grid(40, 64), new, asked)
 
     def count(text):
         return run._count(translator.source_tokenizer, text)

@@ -1,0 +1,47 @@
+"""The few shapes in which the service translates.
+
+A backend that compiles does so once for each number of rows and each width, and takes seconds for
+it, which no client is to wait for. So texts are padded to few widths, those of one width are
+searched together, and their number is padded to few.
+"""
+
+import dataclasses
+
+NARROWEST = 32  # which most sentences are shorter than
+STEP = 4  # from one width, or number of rows, to the next: fewer are compiled sooner
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Widths and numbers of rows.
+
+    Attributes:
+        tokens: of the longest text, EOS counted.
+        tokens_per_batch: rows times width, at most; a wider text goes alone.
+    """
+
+    tokens: int = 1_024
+    tokens_per_batch: int = 2_048
+
+    def width(self, tokens: int) -> int:
+        """What a text of so many tokens is padded to, where shapes are compiled."""
+        width = NARROWEST
+        while width < min(tokens, self.tokens):
+            width *= STEP
+        return min(width, self.tokens)
+
+    def rows(self, width: int) -> int:
+        """How many texts of a width are searched at a time."""
+        return max(1, self.tokens_per_batch // width)
+
+    def sizes(self, width: int) -> list[int]:
+        """The numbers of rows that there are for a width, from 1 up."""
+        sizes = [self.rows(width)]
+        while sizes[-1] > 1:
+            sizes.append(max(1, sizes[-1] // STEP))
+        return sizes[::-1]
+
+    @property
+    def widths(self) -> list[int]:
+        """All of them, narrow ones first."""
+        return sorted({self.width(tokens) for tokens in range(1, self.tokens + 1)})
