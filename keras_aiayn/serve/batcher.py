@@ -1,9 +1,10 @@
 """Requests that arrive together are translated together.
 
-Texts wait in a line. A worker takes the first one, and whenever it has a turn those that want the
-same settings and are padded to the same width, as many as there are free rows for. A text that no
-one waits for any more, or whose time is over, leaves the line untranslated. The line is no longer
-than what is translated in the time that a text has, as full batches went of late.
+Texts wait in a line. Whenever a worker has a turn, the first ones join those under way with it, as
+many as there are rows for: fewer the longer any of them is. Where the first one finds no room, or
+wants other settings, some of those behind it may go before. A text that no one waits for any more,
+or whose time is over, leaves the line untranslated. The line is no longer than what is translated
+in the time that a text has, as full batches went of late.
 """
 
 import contextlib
@@ -32,9 +33,8 @@ DEATHS = 2
 # is translated already, and for texts that take longer than others.
 WAITED = 0.75
 
-# So many tokens, in budgets of a batch, may be taken before a text that is to be translated
-# otherwise and came sooner: with more it would be passed by for too long.
-OVERTAKEN = 4
+# So many tokens, in budgets of a batch, may go before the first one of the line.
+OVERTAKEN = 1
 
 # Of the seconds and tokens of earlier turns, so much counts in the pace.
 REMEMBERED = 0.95
@@ -67,9 +67,8 @@ class _Batch:
     """What a worker is at: texts by their numbers."""
 
     settings: Hashable
-    width: int
     running: dict[int, _Waiting] = dataclasses.field(default_factory=dict)
-    overtaken: int = 0  # tokens taken before a text of another kind
+    overtaken: int = 0  # tokens that have gone before the first of the line
 
 
 class Batcher:
@@ -206,20 +205,24 @@ class Batcher:
             found = turn({number: one.text for number, one in new.items()}, batch.settings)
             seconds = time.monotonic() - began
             count, tokens = len(batch.running), 0
+            full = 2 * count >= self._grid.rows(self._width(batch))
             for number, outcome in found.items():
                 one = batch.running.pop(number)
                 _settle(one.answer, outcome)
                 tokens += one.tokens
-            self._learn_pace(batch.width, count, tokens, seconds)
+            if full:  # else each token takes longer, and none is when many wait
+                self._learn_pace(tokens, seconds)
             self._on_turn(count, tokens, seconds)
             with self._changed:
                 new = self._join(batch)
 
-    def _learn_pace(self, width: int, count: int, tokens: int, seconds: float) -> None:
-        """Of full batches: in a small one each token takes longer, and none is when many wait."""
-        if 2 * count >= self._grid.rows(width):
-            self._done_seconds = REMEMBERED * self._done_seconds + seconds
-            self._done_tokens = REMEMBERED * self._done_tokens + tokens
+    def _learn_pace(self, tokens: int, seconds: float) -> None:
+        self._done_seconds = REMEMBERED * self._done_seconds + seconds
+        self._done_tokens = REMEMBERED * self._done_tokens + tokens
+
+    def _width(self, batch: _Batch) -> int:
+        """Of the widest text under way."""
+        return max((self._grid.width(one.tokens) for one in batch.running.values()), default=1)
 
     def _begin(self) -> _Batch | None:
         """A batch of the first of the line, and of what goes with it; none when all is done."""
@@ -235,7 +238,7 @@ class Batcher:
                 ):
                     self._changed.wait(left)
                 if first is not None:
-                    batch = _Batch(first.settings, self._grid.width(first.tokens))
+                    batch = _Batch(first.settings)
                     self._join(batch)
                     return batch
                 if self._closed and not self._line:
@@ -257,19 +260,20 @@ class Batcher:
     def _join(self, batch: _Batch) -> dict[int, _Waiting]:
         """Takes what goes with a batch from the line; the others stay in order."""
         joining: dict[int, _Waiting] = {}
-        free = self._grid.rows(batch.width) - len(batch.running)
-        most = OVERTAKEN * self._grid.tokens_per_batch
+        count, width = len(batch.running), self._width(batch)
         passed = False
-        for one in self._in_time() if free else ():
-            if one.settings != batch.settings or self._grid.width(one.tokens) != batch.width:
+        for one in self._in_time():
+            if count == self._grid.rows(width):
+                break
+            wider = max(width, self._grid.width(one.tokens))
+            if one.settings != batch.settings or count and count >= self._grid.rows(wider):
                 passed = True
                 continue
-            if passed and batch.overtaken + one.tokens > most:
+            batch.overtaken = batch.overtaken + one.tokens if passed else 0
+            if batch.overtaken > OVERTAKEN * self._grid.tokens_per_batch:
                 break
-            batch.overtaken += one.tokens * passed
             joining[next(self._numbers)] = one
-            if len(joining) == free:
-                break
+            count, width = count + 1, wider
         for one in joining.values():
             self._forget(one.answer)
         batch.running |= joining

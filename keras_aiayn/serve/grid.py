@@ -1,8 +1,7 @@
 """The few shapes in which the service translates.
 
 A backend that compiles does so once for each number of rows and each width, and takes seconds for
-it, which no client is to wait for. So texts are padded to few widths, those of one width are
-searched together, and their number is padded to few.
+it, which no client is to wait for. So texts are padded to few widths, and their number to few.
 """
 
 import dataclasses
@@ -18,13 +17,17 @@ class Grid:
     Attributes:
         tokens: of the longest text, EOS counted.
         tokens_per_batch: rows times width, at most; a wider text goes alone.
+        exact: whether every shape will do, for none is compiled.
     """
 
     tokens: int = 1_024
     tokens_per_batch: int = 2_048
+    exact: bool = False
 
     def width(self, tokens: int) -> int:
-        """What a text of so many tokens is padded to, where shapes are compiled."""
+        """What a text of so many tokens is padded to."""
+        if self.exact:
+            return tokens
         width = NARROWEST
         while width < min(tokens, self.tokens):
             width *= STEP
@@ -35,7 +38,7 @@ class Grid:
         return max(1, self.tokens_per_batch // width)
 
     def sizes(self, width: int) -> list[int]:
-        """The numbers of rows that there are for a width, from 1 up."""
+        """The numbers of rows that are compiled for a width, from 1 up."""
         sizes = [self.rows(width)]
         while sizes[-1] > 1:
             sizes.append(max(1, sizes[-1] // STEP))
@@ -43,5 +46,7 @@ class Grid:
 
     @property
     def widths(self) -> list[int]:
-        """All of them, narrow ones first."""
+        """All that are compiled, narrow ones first."""
+        if self.exact:
+            return []
         return sorted({self.width(tokens) for tokens in range(1, self.tokens + 1)})

@@ -11,10 +11,9 @@ alignments, is compiled when it is.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from keras_aiayn.decoding.batches import Arrays, Rules, Sentence, Shape, Shapes, shapes_for
-from keras_aiayn.decoding.compiled import takes_any_shape
 from keras_aiayn.decoding.settings import SearchSettings
 from keras_aiayn.decoding.stream import Batch, CompiledSearch
 from keras_aiayn.serve.grid import Grid
@@ -41,6 +40,7 @@ class Live:
         self._translator, self._grid = translator, grid
         self._texts: dict[int, tuple[Sentence, bool]] = {}  # and whether the source was cut
         self._batch: Batch | None = None
+        self._at = (1, 1)  # where in the grid the batch is
         self._search_for(Asked())
 
     def turn(self, new: dict[int, str], asked: Asked) -> dict[int, Translation]:
@@ -48,7 +48,7 @@ class Live:
 
         Args:
             new: texts, by numbers of the caller's. With those under way they are at most
-                `grid.rows` of `grid.width`, which is the same for all.
+                `grid.rows` of the widest one's `grid.width`.
             asked: of them; the same as long as any text is under way.
 
         Returns:
@@ -69,22 +69,23 @@ class Live:
     @property
     def widths(self) -> list[int]:
         """Those of the grid that are compiled."""
-        if takes_any_shape():
-            return []
         longest = self._translator.model.max_length or self._grid.tokens
         return [width for width in self._grid.widths if width <= self._grid.width(longest)]
 
     def compile_width(self, width: int) -> None:
-        """Compiles all that `turn` runs where it is asked for nothing rare."""
+        """Compiles all that `turn` runs where it is asked for nothing rare; narrow ones first."""
         sizes = self._grid.sizes(width)
-        width = self._width(width)
         for number, rows in enumerate(sizes):
-            batch = Batch(self._search, self._shape(rows, width, 0))
+            batch = Batch(self._search, self._shape(rows, width))
             for smaller in (rows, *sizes[:number]):  # nobody is there: all rows stay free
-                batch.put([], [], Arrays.of([], smaller, width, Rules()))
+                batch.put([], [], Arrays.of([], smaller, batch.shape.width, Rules()))
                 batch.advance(0)
             for other in (*sizes[number - 1 : number], rows):
-                batch.change(batch.shape._replace(rows=other))
+                batch.change(self._shape(other, width))
+        place = self.widths.index(width)
+        for narrower in self.widths[:place][-1:]:  # `batch` has all rows of this width
+            batch.change(self._shape(_fitting(self._grid.sizes(narrower), rows), narrower))
+            batch.change(self._shape(rows, width))
 
     def _search_for(self, asked: Asked) -> None:
         self._asked = asked
@@ -106,9 +107,9 @@ class Live:
             sentence = Sentence.asked_for(ids, self._settings, longest)
             self._texts[numbers[index]] = sentence, len(ids) > len(sentence.source)
         joining = [numbers[index] for index in encoded]
-        if takes_any_shape():
+        if self._grid.exact:
             self._join_exactly(joining)
-        else:
+        elif joining or self._batch is not None:
             self._join_in_few_shapes(joining)
         return {number: Translation("") for number in numbers if number not in self._texts}
 
@@ -117,49 +118,59 @@ class Live:
         count = len(live) + len(joining)
         if not joining and (self._batch is None or 2 * count > self._batch.shape.rows):
             return  # to cut it costs something too
-        lengths = [len(self._texts[number][0].source) for number in joining]
-        width = max(lengths, default=0)
+        width = max(self._length(number) for number in self._texts)
         if self._batch is None:
-            self._batch = Batch(self._search, self._shape(count, width, 0))
+            self._batch = Batch(self._search, self._shape(count, width))
         else:
-            width = max(width, self._batch.shape.width)
             self._batch.change(self._shape(count, width, self._batch.oldest))
         if joining:
             self._put(self._batch, joining, len(joining))
 
     def _join_in_few_shapes(self, joining: list[int]) -> None:
-        live = 0 if self._batch is None else len(self._batch.live)
+        width = self._grid.width(max(self._length(number) for number in self._texts))
+        sizes = self._grid.sizes(width)
+        rows = _fitting(sizes, len(self._texts))
         if self._batch is None:
-            if not joining:
-                return
-            # Those that joined a search are of one width of the grid.
-            width = self._grid.width(len(self._texts[joining[0]][0].source))
-            self._sizes = self._grid.sizes(width)
-            rows = self._fitting(len(joining))
-            self._batch = Batch(self._search, self._shape(rows, self._width(width), 0))
-        batch, goal = self._batch, self._fitting(live + len(joining))
-        while batch.shape.rows != goal:  # from size to size: not all ways are compiled
-            now = self._sizes.index(batch.shape.rows)
-            rows = self._sizes[now + 1 if goal > batch.shape.rows else now - 1]
-            batch.change(batch.shape._replace(rows=rows))
+            self._batch = Batch(self._search, self._shape(rows, width))
+        else:
+            for shape in self._way(*self._at, rows, width):
+                self._batch.change(self._shape(*shape))
+        self._at = rows, width
         while joining:
-            free = len(batch.free)
-            rows = min(self._fitting(len(joining)), max(s for s in self._sizes if s <= free))
-            self._put(batch, joining[:rows], rows)
+            free = len(self._batch.free)
+            most = max(size for size in sizes if size <= free)
+            rows = min(_fitting(sizes, len(joining)), most)
+            self._put(self._batch, joining[:rows], rows)
             joining = joining[rows:]
 
-    def _fitting(self, count: int) -> int:
-        """The least number of rows in which there is room for so many texts."""
-        return next(size for size in self._sizes if size >= count)
+    def _way(self, rows: int, width: int, to_rows: int, to_width: int) -> Iterator[tuple[int, int]]:
+        """Rows and width, step by step: not all ways are compiled.
 
-    def _width(self, width: int) -> int:
-        longest = self._translator.model.max_length
-        return width if longest is None else min(width, longest)
+        From width to width it is with all the rows of the wider one.
+        """
+        widths = self._grid.widths
+        while width != to_width:
+            now = widths.index(width)
+            other = widths[now + 1 if to_width > width else now - 1]
+            gate = self._grid.rows(max(width, other))
+            here, there = (_fitting(self._grid.sizes(one), gate) for one in (width, other))
+            yield from self._way(rows, width, here, width)
+            rows, width = there, other
+            yield rows, width
+        sizes = self._grid.sizes(width)
+        now, to = sizes.index(rows), sizes.index(to_rows)
+        for place in range(now + 1, to + 1) if to > now else range(now - 1, to - 1, -1):
+            yield sizes[place], width
 
-    def _shape(self, rows: int, width: int, oldest: int) -> Shape:
+    def _length(self, number: int) -> int:
+        return len(self._texts[number][0].source)
+
+    def _shape(self, rows: int, width: int, oldest: int = 0) -> Shape:
         """With room for all that may come, where each room is compiled."""
-        any_shape = takes_any_shape()
-        room = self._shapes.room(width, oldest) if any_shape else self._shapes.capacity(width)
+        longest = self._translator.model.max_length
+        width = width if longest is None else min(width, longest)
+        exact = self._grid.exact
+        room = self._shapes.room(width, oldest) if exact else self._shapes.capacity(width)
         return Shape(rows, width, room, rows)
 
     def _put(self, batch: Batch, numbers: Sequence[int], rows: int) -> None:
@@ -169,7 +180,7 @@ class Live:
 
     def _advance(self, batch: Batch) -> dict[int, Translation]:
         """What is done after some steps more."""
-        if batch.oldest >= batch.shape.room:
+        if batch.oldest >= batch.shape.room:  # which is where shapes are exact
             batch.change(self._shape(batch.shape.rows, batch.shape.width, batch.oldest))
         live = len(batch.live)
         batch.advance(live - max(1, live // 4))
@@ -185,6 +196,11 @@ class Live:
             sources = {place: sentence.source for place, (sentence, _) in enumerate(texts)}
             self._translator._align(translations, sources, self._grid.tokens_per_batch)
         return dict(zip(done, translations, strict=True))
+
+
+def _fitting(sizes: list[int], count: int) -> int:
+    """The least number of rows in which there is room for so many."""
+    return next(size for size in sizes if size >= count)
 
 
 @functools.lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import uvicorn
 
 from keras_aiayn.data.tokenizer import Tokenizer
+from keras_aiayn.decoding.compiled import takes_any_shape
 from keras_aiayn.loading import load, load_tokenizers
 from keras_aiayn.memory import keep_freed_memory
 from keras_aiayn.pool import Pool
@@ -54,7 +55,7 @@ def run(
         ChildProcessError: when all processes that translate have died.
     """
     with _bound(host, port) as listener, _on_devices(model, devices) as (tokenizers, call_on):
-        grid = Grid(limits.tokens, tokens_per_batch)
+        grid = Grid(limits.tokens, tokens_per_batch, exact=call_on(0, _takes_any_shape))
         _warm_up(call_on, devices, grid, say)
         died = threading.Event()
 
@@ -133,6 +134,10 @@ def _look(translator: Translator, grid: Grid, new: dict[int, str], asked: Look) 
         number: translator.attention_by_head(text, asked.translation)
         for number, text in new.items()
     }
+
+
+def _takes_any_shape(translator: Translator) -> bool:
+    return takes_any_shape()
 
 
 def _widths(translator: Translator, grid: Grid) -> list[int]:

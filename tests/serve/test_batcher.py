@@ -94,17 +94,19 @@ def test_only_equal_settings_go_together_and_the_first_come_first(upper, batcher
     assert [texts for texts, _ in upper.turns[1:]] == [["a", "c"], ["b", "d"]]
 
 
-def test_only_what_is_padded_to_one_width_goes_together(upper, batcher):
-    batcher.tokens_waiting = 1_000
+def test_the_longest_decides_how_many_go_together(upper):
+    batcher = Batcher([upper], grid=Grid(tokens=512, tokens_per_batch=256), wait_seconds=0.0)
     held(upper, batcher)
-    lengths = {"a": 2, "b": 33, "c": 32, "d": 128, "e": 129}
+    lengths = {"a": 2, "b": 128, "c": 32, "d": 129, "e": 7, "f": 5, "g": 32}
     answers = [submit(batcher, text, tokens, 0, 60) for text, tokens in lengths.items()]
     upper.gate.set()
     assert [one.result(5) for one in answers] == [f"0:{text.upper()}" for text in lengths]
-    assert [texts for texts, _ in upper.turns[1:]] == [["a", "c"], ["b"], ["d"], ["e"]]
+    # "c" finds no room beside "b", nor does "d" beside "c", but those behind it do.
+    assert [texts for texts, _ in upper.turns[1:]] == [["a", "b"], ["c", "e", "f", "g"], ["d"]]
+    batcher.close()
 
 
-def test_a_text_like_no_other_is_not_passed_by_for_long():
+def test_the_first_of_the_line_is_not_passed_by_for_long():
     upper = Upper(done=1)  # something is always under way that others can join
     batcher = Batcher([upper], grid=TWO, tokens_waiting=10**6, wait_seconds=0.0)
     held(upper, batcher)
@@ -115,8 +117,8 @@ def test_a_text_like_no_other_is_not_passed_by_for_long():
     assert {one.result(5)[:7] for one in (*before, *behind)} == {"0:SHORT"}
     assert rare.result(5) == "0:RARE"
     place = [texts for texts, _ in upper.turns].index(["rare"])
-    # After those before it, and after 4 batches of 64 tokens, which are 16 texts.
-    assert 15 < place <= 1 + 15 + 16 + 1
+    # After those before it, and after a batch of 64 tokens, which are 4 texts.
+    assert place == 1 + 15 + 4
     batcher.close()
 
 
@@ -324,5 +326,4 @@ def test_each_gets_its_own_answer_on_several_workers(texts, done):
     assert batcher.waiting == 0
     widths = {f"t{i}": grid.width(n) for i, (n, _) in enumerate(texts)}
     for running, _ in sum((upper.turns for upper in uppers), []):
-        (width,) = {widths[text] for text in running}
-        assert len(running) <= grid.rows(width)
+        assert len(running) <= grid.rows(max(widths[text] for text in running))
