@@ -7,7 +7,8 @@ it, which no client is to wait for. So texts are padded to few widths, and their
 import dataclasses
 
 NARROWEST = 32  # which most sentences are shorter than
-STEP = 4  # from one width, or number of rows, to the next: fewer are compiled sooner
+STEP = 2  # from one width, or number of rows, to the next: fewer are compiled sooner
+FEW = 4  # rows; between them and 1 there is nothing to save
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Grid:
         """The numbers of rows that are compiled for a width, from 1 up."""
         sizes = [self.rows(width)]
         while sizes[-1] > 1:
-            sizes.append(max(1, sizes[-1] // STEP))
+            sizes.append(sizes[-1] // STEP if sizes[-1] > FEW else 1)
         return sizes[::-1]
 
     @property
@@ -49,4 +50,7 @@ class Grid:
         """All that are compiled, narrow ones first."""
         if self.exact:
             return []
-        return sorted({self.width(tokens) for tokens in range(1, self.tokens + 1)})
+        widths = [self.width(1)]
+        while widths[-1] < self.tokens:
+            widths.append(min(widths[-1] * STEP, self.tokens))
+        return widths
