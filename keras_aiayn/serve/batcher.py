@@ -1,10 +1,11 @@
 """Requests that arrive together are translated together.
 
-Texts wait in a line. Whenever a worker has a turn, the first ones join those under way with it, as
-many as there are rows for: fewer the longer any of them is. Where the first one finds no room, or
-wants other settings, some of those behind it may go before. A text that no one waits for any more,
-or whose time is over, leaves the line untranslated. The line is no longer than what is translated
-in the time that a text has, as full batches went of late.
+Texts wait in a line. Whenever a worker has a turn, the first one joins those under way with it, and
+of those behind it the nearest in length, as many as there are rows for: fewer the longer any of
+them is. Where the first one finds no room, or wants other settings, some of those behind it may go
+before. A text that no one waits for any more, or whose time is over, leaves the line untranslated.
+The line is no longer than what is translated in the time that a text has, as full batches went of
+late.
 """
 
 import contextlib
@@ -33,7 +34,11 @@ DEATHS = 2
 # is translated already, and for texts that take longer than others.
 WAITED = 0.75
 
-# So many tokens, in budgets of a batch, may go before the first one of the line.
+# How far behind the first one texts of like length are looked for, in budgets of a batch. Further,
+# and those that are like no other would be passed by too often.
+LOOKED_THROUGH = 4
+
+# So many tokens, in budgets, may go before the first one where it finds no room.
 OVERTAKEN = 1
 
 # Of the seconds and tokens of earlier turns, so much counts in the pace.
@@ -68,7 +73,7 @@ class _Batch:
 
     settings: Hashable
     running: dict[int, _Waiting] = dataclasses.field(default_factory=dict)
-    overtaken: int = 0  # tokens that have gone before the first of the line
+    overtaken: int | None = None  # tokens that went before the first one, where it has no room
 
 
 class Batcher:
@@ -261,23 +266,41 @@ class Batcher:
         """Takes what goes with a batch from the line; the others stay in order."""
         joining: dict[int, _Waiting] = {}
         count, width = len(batch.running), self._width(batch)
-        passed = False
-        for one in self._in_time():
-            if count == self._grid.rows(width):
-                break
+        for one in self._in_turn(batch):
             wider = max(width, self._grid.width(one.tokens))
-            if one.settings != batch.settings or count and count >= self._grid.rows(wider):
-                passed = True
+            if count and count >= self._grid.rows(wider):
                 continue
-            batch.overtaken = batch.overtaken + one.tokens if passed else 0
-            if batch.overtaken > OVERTAKEN * self._grid.tokens_per_batch:
-                break
+            if batch.overtaken is not None:
+                batch.overtaken += one.tokens
+                if batch.overtaken > OVERTAKEN * self._grid.tokens_per_batch:
+                    break
             joining[next(self._numbers)] = one
             count, width = count + 1, wider
         for one in joining.values():
             self._forget(one.answer)
         batch.running |= joining
         return joining
+
+    def _in_turn(self, batch: _Batch) -> list[_Waiting]:
+        """What a batch may take from the line, best first; where the first may not go, as it is."""
+        first = self._first()
+        if first is None or (self._grid.exact and batch.running):
+            return []
+        near = []
+        tokens = 0
+        for one in self._in_time():
+            tokens += one.tokens
+            if tokens > LOOKED_THROUGH * self._grid.tokens_per_batch and near:
+                break
+            if one.settings == batch.settings:
+                near.append(one)
+        wider = max(self._width(batch), self._grid.width(first.tokens))
+        fits = not batch.running or len(batch.running) < self._grid.rows(wider)
+        if first.settings == batch.settings and fits:
+            batch.overtaken = None
+            return sorted(near, key=lambda one: abs(one.tokens - first.tokens))
+        batch.overtaken = batch.overtaken or 0
+        return near
 
     def _put_back(self, batch: _Batch) -> None:
         """Gives what a worker was at when it died to the next one."""

@@ -18,7 +18,8 @@ class Grid:
     Attributes:
         tokens: of the longest text, EOS counted.
         tokens_per_batch: rows times width, at most; a wider text goes alone.
-        exact: whether every shape will do, for none is compiled.
+        exact: whether every shape will do, for none is compiled. A batch is as high and wide as its
+            texts then, and none joins it: to make room for one costs more than it saves.
     """
 
     tokens: int = 1_024

@@ -101,8 +101,22 @@ def test_the_longest_decides_how_many_go_together(upper):
     answers = [submit(batcher, text, tokens, 0, 60) for text, tokens in lengths.items()]
     upper.gate.set()
     assert [one.result(5) for one in answers] == [f"0:{text.upper()}" for text in lengths]
-    # "c" finds no room beside "b", nor does "d" beside "c", but those behind it do.
-    assert [texts for texts, _ in upper.turns[1:]] == [["a", "b"], ["c", "e", "f", "g"], ["d"]]
+    # With "a" go those nearest in length, and "c" has no room beside "b".
+    turns = [["a", "f", "e", "c", "g"], ["b"], ["d"]]
+    assert [texts for texts, _ in upper.turns[1:]] == turns
+    batcher.close()
+
+
+def test_nothing_joins_where_shapes_are_exact():
+    upper = Upper(done=1)
+    batcher = Batcher([upper], grid=Grid(64, 64, exact=True), wait_seconds=0.0)
+    first = held(upper, batcher)
+    answers = [submit(batcher, text, 20, 0, 60) for text in "abcd"]
+    upper.gate.set()
+    assert [one.result(5) for one in (first, *answers)] == ["0:FIRST", "0:A", "0:B", "0:C", "0:D"]
+    # Three of 20 tokens are within 64.
+    turns = [["first"], ["a", "b", "c"], ["a", "b"], ["a"], ["d"]]
+    assert [texts for texts, _ in upper.turns] == turns
     batcher.close()
 
 
