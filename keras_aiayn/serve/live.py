@@ -5,7 +5,7 @@ quarter of what is searched for is done. A text waits neither for those that are
 there is room, for those that came before it.
 
 Where a new shape costs nothing a batch is as high and wide as its texts. Else it has the shapes of
-a `Grid`, all of which are compiled before the first request; what is rarely asked for, n-best and
+a `Grid`, all of which are compiled before the first request. What is rarely asked for, n-best and
 alignments, is compiled when it is.
 """
 
