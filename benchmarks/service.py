@@ -7,9 +7,9 @@
 `keras-aiayn serve` runs on a free port of this machine. Each client asks for a text, waits for the
 answer and asks for the next one; a client that is told 429 waits as long as it is told. A text is 1
 to 32 neighbouring lines of the source, as many of 1 as of 2 or 3, or of 16 to 31: lengths are very
-unequal. With `--lines 1` each is a line. Every answer has to be what `Translator.translate` gives for all texts at once. Among the
-clients are bad ones, so many of each kind: one asks and hangs up, one sends half a body and then
-nothing, one sends 10 MB.
+unequal. With `--lines 1` each is a line. Every answer has to be what `Translator.translate` gives
+for all texts at once. Among the clients are bad ones, so many of each kind: one asks and hangs up,
+one sends half a body and then nothing, one sends 10 MB.
 
 Speeds count what is answered within the time, outputs in tokens with EOS. Offline is timed once
 before and once after. The clients are one thread on the machine that is to translate, so the speed
@@ -348,8 +348,9 @@ def main() -> None:
     worker.close()
     sizes = sorted(map(len, texts))
     middle = sizes[len(sizes) // 2]
+    kind = f"texts of up to {options.lines} lines" if options.lines > 1 else "lines"
     workers.write_section(
-        f"The service, {options.clients:,} clients, texts of up to {options.lines} lines, {backend}",
+        f"The service, {options.clients:,} clients, {kind}, {backend}",
         f"{len(texts):,} texts of {sizes[0]} to {sizes[-1]:,} characters, half of them below "
         f"{middle}; {options.clients:,} clients and {options.bad} bad ones of each kind for "
         f"{options.seconds:g} s.\n\n"

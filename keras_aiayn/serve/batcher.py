@@ -286,7 +286,7 @@ class Batcher:
         first = self._first()
         if first is None or (self._grid.exact and batch.running):
             return []
-        near = []
+        near: list[_Waiting] = []
         tokens = 0
         for one in self._in_time():
             tokens += one.tokens

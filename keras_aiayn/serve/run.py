@@ -119,8 +119,9 @@ def _turn(
     call_on: CallOn, device: int, grid: Grid, new: dict[int, str], asked: Asked | Look
 ) -> dict[int, Any]:
     """What was asked of the texts: `Translation`s, or what `Translator.attention_by_head` gives."""
-    function = _look if isinstance(asked, Look) else _translate
-    return call_on(device, functools.partial(function, grid=grid, new=new, asked=asked))
+    if isinstance(asked, Look):
+        return call_on(device, functools.partial(_look, new=new, asked=asked))
+    return call_on(device, functools.partial(_translate, grid=grid, new=new, asked=asked))
 
 
 def _translate(
@@ -129,7 +130,7 @@ def _translate(
     return live(translator, grid).turn(new, asked)
 
 
-def _look(translator: Translator, grid: Grid, new: dict[int, str], asked: Look) -> dict[int, Any]:
+def _look(translator: Translator, new: dict[int, str], asked: Look) -> dict[int, Any]:
     return {
         number: translator.attention_by_head(text, asked.translation)
         for number, text in new.items()
