@@ -7,8 +7,8 @@ it, which no client is to wait for. So texts are padded to few widths, and their
 import dataclasses
 
 NARROWEST = 32  # which most sentences are shorter than
-STEP = 2  # from one width, or number of rows, to the next: fewer are compiled sooner
-FEW = 4  # rows; between them and 1 there is nothing to save
+STEP = 2  # from one width, or number of rows, to the next: with more, more is padded
+FEW = 4  # rows: from these the next is 1, for each number takes seconds to compile
 
 
 @dataclasses.dataclass(frozen=True)

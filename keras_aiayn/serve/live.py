@@ -4,8 +4,8 @@ It goes on in turns. In each, new texts get the rows that are free, and steps ar
 quarter of what is searched for is done. A text waits neither for those that are longer nor, where
 there is room, for those that came before it.
 
-Where a new shape costs nothing a batch is as high and wide as its texts. Else it has the shapes of
-a `Grid`, all of which are compiled before the first request. What is rarely asked for, n-best and
+Where a new shape costs nothing a batch is as high and wide as its texts. Else it has those of a
+`Grid`, all of which are compiled before the first request. What is rarely asked for, n-best and
 alignments, is compiled when it is.
 """
 

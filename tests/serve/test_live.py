@@ -109,7 +109,7 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(heard)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="a new shape costs nothing")
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="counts what JAX compiles")
 @pytest.mark.parametrize("sizes", [{}, {"positions": "learned", "max_length": 40}])
 def test_what_is_translated_has_been_compiled(sizes, compilations):
     ours = translator(**sizes)
