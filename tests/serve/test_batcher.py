@@ -198,34 +198,55 @@ def test_an_error_reaches_those_it_concerns_and_the_worker_goes_on(upper, batche
     assert answers[2].result(5) == "0:AFTER"
 
 
-def test_no_more_is_let_in_than_is_translated_in_time():
-    def slowly(new, settings):
-        time.sleep(0.05)
-        return new
+class Slow(Upper):
+    """A turn takes a sixteenth of a second, by a clock that nothing else moves."""
 
-    batcher = Batcher([slowly], grid=TWO, tokens_waiting=10**6, wait_seconds=0.0)
-    submit(batcher, "the pace is known", 100, 0, 60).result(5)  # 20 batches a second
-    answers = []
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def __call__(self, new, settings):
+        found = super().__call__(new, settings)
+        self.now += 1 / 16
+        return found
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    made = Slow()
+    monkeypatch.setattr("keras_aiayn.serve.batcher.time", made)
+    return made
+
+
+def test_no_more_is_let_in_than_is_translated_in_time(slow):
+    batcher = Batcher([slow], grid=TWO, tokens_waiting=10**6, wait_seconds=0.0)
+    submit(batcher, "the pace is known", 128, 0, 60).result(5)  # 2,048 tokens a second
+    held(slow, batcher)
+    answers = [submit(batcher, f"t{i}", 128, 0, 2.0) for i in range(24)]  # 3/4 of two seconds
     with pytest.raises(Overloaded):
-        while True:
-            answers.append(submit(batcher, f"t{len(answers)}", 100, 0, 2.0))
-    assert 10 < len(answers) < 40
-    assert [one.result(5) for one in answers] == [f"t{i}" for i in range(len(answers))]
-    (whatever,) = batcher.submit(["alone"], [10**5], 0, 0.2)  # the line is empty: it may try
-    assert whatever.result(5) == "alone"
+        submit(batcher, "one more", 128, 0, 2.0)
+    slow.gate.set()
+    assert [one.result(5) for one in answers] == [f"0:T{i}" for i in range(24)]
+    batcher.close()
+    assert slow.now == 26 / 16
+
+
+def test_who_finds_the_line_empty_is_let_in(slow):
+    batcher = Batcher([slow], grid=TWO, tokens_waiting=10**6, wait_seconds=0.0)
+    for _ in range(2):
+        assert submit(batcher, "alone", 10**5, 0, 1 / 32).result(5) == "0:ALONE"
     batcher.close()
 
 
-def test_small_batches_say_nothing_of_the_pace():
-    def slowly(new, settings):
-        time.sleep(0.05)
-        return new
-
-    batcher = Batcher([slowly], wait_seconds=0.0)
+def test_small_batches_say_nothing_of_the_pace(slow):
+    batcher = Batcher([slow], tokens_waiting=10**6, wait_seconds=0.0)
     for _ in range(3):
-        submit(batcher, "alone", 10, 0, 60).result(5)
-    answers = [submit(batcher, "many", 10, 0, 1.0) for _ in range(500)]
-    assert {one.result(5) for one in answers} == {"many"}
+        submit(batcher, "alone", 10, 0, 60).result(5)  # 160 tokens a second
+    held(slow, batcher)
+    answers = [submit(batcher, "many", 10, 0, 2.0) for _ in range(500)]  # in 8 turns
+    slow.gate.set()
+    assert {one.result(5) for one in answers} == {"0:MANY"}
     batcher.close()
 
 
